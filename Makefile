@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: demo test check bench soak format help
+
+demo: $(STAMP)  ## run the demo program, offline
+	$(BIN)/python -m examples.demo
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest -q tests
+
+check: $(STAMP)  ## format, lint, layers, types, then the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(MAKE) test
+
+bench: $(STAMP)  ## run the benchmarks; one JSON line for each
+	$(BIN)/python -m compileall -q weft
+	$(BIN)/python -m benchmarks
+
+soak: $(STAMP)  ## run the soak tests in their long form
+	WEFT_SOAK=1 $(BIN)/python -m pytest -q -m soak tests
+
+format: $(STAMP)  ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "weft needs Python 3.11 or newer as $(PYTHON); try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	@touch $@

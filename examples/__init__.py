@@ -1,0 +1,1 @@
+"""Programs that show weft, each run as a test."""

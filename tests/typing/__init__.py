@@ -1,0 +1,1 @@
+"""Programs that are type-checked and never run."""

@@ -1,0 +1,367 @@
+"""An agent: a value that says who answers, how, and with which tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType, TracebackType
+from typing import Any, Generic, Self, TypeAlias, overload
+
+from typing_extensions import TypeVar
+
+from weft._machine import Begin, Limits, State
+from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
+from weft._repair import Transcript, repair
+from weft._run import BareRecorder, EventLog, EventStream, Result, RunLoop, Setup, Slot, raise_for
+from weft._tool import Context, Tool, as_tool, toolset
+from weft.errors import InsideLoop, NotAllowed, WrongCall
+from weft.messages import File, Message, Text, as_message
+from weft.model import Model, Settings
+from weft.models.resolve import resolve
+
+__all__ = ["Agent", "RunStream"]
+
+DepsT = TypeVar("DepsT", default=None)
+NewDeps = TypeVar("NewDeps")
+
+Prompt: TypeAlias = str | Message | Sequence[Text | File]
+
+_overrides: ContextVar[Mapping[str, Model]] = ContextVar("weft_overrides", default=MappingProxyType({}))
+
+
+@contextmanager
+def overriding(models: Mapping[str, Model]) -> Iterator[None]:
+    """Within it, agents of these names use these models."""
+    token = _overrides.set(MappingProxyType({**_overrides.get(), **models}))
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+class Agent(Generic[DepsT]):
+    """Who answers: a model, instructions, tools, limits. A value; `replace` makes a changed copy.
+
+    Making one does no I/O and needs no event loop: a model named by a string is looked up at its first use.
+
+    Args:
+        model: `"openai:gpt-5"`, or any object with the methods of `Model`.
+        name: What receipts, requests and `override` call it.
+        instructions: Text, or a function of `Context` (sync or async), asked at each turn's start.
+        deps: The type that tools may ask for; absent: none.
+        tools: Tools, or typed functions.
+        limits: What one run may spend.
+        settings: How to ask the model.
+        allow: The permissions that its tools may need; absent: everything.
+
+    Raises:
+        InvalidTool: A function cannot be a tool, or two tools have one name.
+        NotAllowed: A tool needs a permission that `allow` lacks.
+    """
+
+    __slots__ = (
+        "_definitions",
+        "_model",
+        "_tools",
+        "allow",
+        "deps",
+        "instructions",
+        "limits",
+        "model",
+        "name",
+        "settings",
+    )
+
+    @overload
+    def __init__(
+        self: Agent[None],
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[Context[None]], Any] | None = None,
+        deps: None = None,
+        tools: Iterable[Tool[None] | Callable[..., Any]] = (),
+        limits: Limits = ...,
+        settings: Settings = ...,
+        allow: Iterable[str] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[Context[DepsT]], Any] | None = None,
+        deps: type[DepsT],
+        tools: Iterable[Tool[DepsT] | Callable[..., Any]] = (),
+        limits: Limits = ...,
+        settings: Settings = ...,
+        allow: Iterable[str] | None = None,
+    ) -> None: ...
+    def __init__(  # noqa: PLR0913  # keyword-only, and each is a part of the value
+        self,
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: Any = None,
+        deps: Any = None,
+        tools: Iterable[Any] = (),
+        limits: Limits = Limits(),  # noqa: B008  # a frozen value
+        settings: Settings = Settings(),  # noqa: B008  # a frozen value
+        allow: Iterable[str] | None = None,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.instructions = instructions
+        self.deps = deps
+        self.limits = limits
+        self.settings = settings
+        self.allow = None if allow is None else frozenset(allow)
+        self._tools = toolset(tuple(as_tool(item) for item in tools))
+        self._definitions = tuple(tool.definition for tool in self._tools.values())
+        self._model: Model | None = None
+        check_allowed(self._tools.values(), self.allow)
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r})"
+
+    @property
+    def tools(self) -> tuple[Tool[Any], ...]:
+        """The tools, in the order in which the model sees them."""
+        return tuple(self._tools.values())
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these arguments of the constructor changed.
+
+        Raises:
+            TypeError: There is no such argument.
+        """
+        values: dict[str, Any] = {
+            "name": self.name,
+            "instructions": self.instructions,
+            "deps": self.deps,
+            "tools": self.tools,
+            "limits": self.limits,
+            "settings": self.settings,
+            "allow": self.allow,
+        }
+        model = changes.pop("model", self.model)
+        return type(self)(model, **{**values, **changes})
+
+    async def run(
+        self,
+        prompt: Prompt,
+        *,
+        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
+        history: Sequence[Message] = (),
+        model: Model | str | None = None,
+        settings: Settings | None = None,
+    ) -> Result:
+        """One run, nothing stored.
+
+        A call that needs an approval ends it with `stop="parked"` and the call in `result.pending`; to
+        decide, use a session.
+
+        Args:
+            prompt: Text, parts, or a message.
+            deps: What tools get as `ctx.deps`.
+            history: Earlier messages; made valid if they are not.
+            model: Instead of the agent's own.
+            settings: Instead of the agent's own.
+
+        Raises:
+            RunFailed: The run failed; `LimitReached` and `ModelFailed` are its kinds.
+            WrongCall: The deps are not of the agent's type, or no adapter fits the model's name.
+        """
+        loop = self._loop(prompt, deps=deps, history=history, model=model, settings=settings)
+        return await _finish(loop)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
+        history: Sequence[Message] = (),
+        model: Model | str | None = None,
+        settings: Settings | None = None,
+    ) -> RunStream:
+        """The same run, watched: an async context manager that is iterated for the run's events.
+
+        Leaving it before the end cancels the run.
+        """
+        log = EventLog()
+        loop = self._loop(prompt, deps=deps, history=history, model=model, settings=settings, events=log)
+        return RunStream(loop, log)
+
+    def run_sync(
+        self,
+        prompt: Prompt,
+        *,
+        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
+        history: Sequence[Message] = (),
+        model: Model | str | None = None,
+        settings: Settings | None = None,
+    ) -> Result:
+        """The same run for scripts, on an event loop of its own.
+
+        Raises:
+            InsideLoop: An event loop is running already; nothing was done.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run(prompt, deps=deps, history=history, model=model, settings=settings))
+        raise InsideLoop("run_sync cannot run inside an event loop; use `await agent.run(…)`")
+
+    # -- for the layers above
+
+    def _resolved(self, model: Model | str | None = None) -> Model:
+        overridden = _overrides.get().get(self.name)
+        if overridden is not None:
+            return overridden
+        chosen = self.model if model is None else model
+        if not isinstance(chosen, str):
+            return chosen
+        if chosen is not self.model:
+            return resolve(chosen)
+        if self._model is None:
+            self._model = resolve(chosen)
+        return self._model
+
+    def _check_deps(self, deps: object) -> None:
+        if isinstance(self.deps, type) and not isinstance(deps, self.deps) and not _is_protocol(self.deps):
+            wanted = self.deps.__name__
+            raise WrongCall(f"agent {self.name!r} needs deps={wanted}(…); it got {type(deps).__name__}")
+
+    def _setup(
+        self,
+        *,
+        deps: Any,
+        model: Model | str | None = None,
+        settings: Settings | None = None,
+        chain: tuple[object, ...] = (),
+        allow: frozenset[str] | None = None,
+    ) -> Setup:
+        return Setup(
+            model=self._resolved(model),
+            instructions=self.instructions,
+            tools=self._tools,
+            definitions=self._definitions,
+            limits=self.limits,
+            settings=settings or self.settings,
+            allow=narrower(self.allow, allow),
+            deps=deps,
+            chain=(*chain, self),
+        )
+
+    def _loop(  # noqa: PLR0913  # the ways in which a bare run may differ
+        self,
+        prompt: Prompt,
+        *,
+        deps: Any = None,
+        history: Sequence[Message] = (),
+        model: Model | str | None = None,
+        settings: Settings | None = None,
+        chain: tuple[object, ...] = (),
+        slot: Slot | None = None,
+        events: EventLog | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> RunLoop:
+        """A bare run, ready to be driven."""
+        self._check_deps(deps)
+        ids = ids or SystemIds()
+        base = repair(history) if history else []
+        recorder = BareRecorder(ids.new())
+        loop = RunLoop(
+            self._setup(deps=deps, model=model, settings=settings, chain=chain),
+            State(run=recorder.run, limits=self.limits),
+            Transcript([as_message(prompt)]),
+            base=base,
+            base_length=len(base),
+            replies=sum(message.role == "assistant" for message in base),
+            recorder=recorder,
+            clock=clock or SystemClock(),
+            ids=ids,
+            events=events,
+            slot=slot or Slot(),
+        )
+        recorder.loop = loop
+        return loop
+
+
+def _is_protocol(kind: type) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
+
+
+def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
+    """What both allow; None allows everything."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
+
+
+def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> None:
+    """Refuse tools that could never run.
+
+    Raises:
+        NotAllowed: A tool needs a permission that is not given.
+    """
+    if allow is None:
+        return
+    for tool in tools:
+        if not tool.needs <= allow:
+            missing = ", ".join(sorted(tool.needs - allow))
+            raise NotAllowed(f"tool {tool.name!r} needs {missing}; allow it, or leave the tool out")
+
+
+async def _finish(loop: RunLoop) -> Result:
+    ended = await loop.drive(Begin())
+    return raise_for(ended, loop.result(pending=loop.asked), loop.cause)
+
+
+class RunStream:
+    """A run that is watched. Iterate it for its events, any number of times; then ask for its `result()`."""
+
+    def __init__(self, loop: RunLoop, log: EventLog) -> None:
+        self._loop = loop
+        self._log = log
+        self._task: asyncio.Task[Result] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = start_task(self._drive(), name="weft stream")
+        return self
+
+    async def _drive(self) -> Result:
+        try:
+            return await _finish(self._loop)
+        finally:
+            self._log.close()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task = self._task
+        if task is None:
+            return
+        if not task.done():
+            task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # read, so that the loop does not report it: `result()` has raised it or nobody asked
+
+    def __aiter__(self) -> EventStream:
+        return EventStream(self._log)
+
+    async def result(self) -> Result:
+        """The run's result, when it is over. Raises as `run` does. Cancelling the wait does not cancel the run.
+
+        Raises:
+            RunFailed: The run failed.
+        """
+        if self._task is None:
+            raise WrongCall("enter the stream first: `async with agent.stream(…) as run:`")
+        await asyncio.wait([self._task])
+        return self._task.result()

@@ -1,0 +1,80 @@
+"""Clock and ids, the system's versions of them, and the one helper that starts a task."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "start_task"]
+
+T = TypeVar("T")
+
+
+class Timer(Protocol):
+    """A deadline that can be called off."""
+
+    def cancel(self) -> None:
+        """Call it off. A timer that has fired ignores this."""
+        ...
+
+
+class Clock(Protocol):
+    """Owns the time and every deadline."""
+
+    def now(self) -> float:
+        """Seconds since the epoch. It may step back."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never steps back and, where the system has one, runs through suspend."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def deadline(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        """Call `callback` on the loop after `seconds`, unless it is called off."""
+        ...
+
+
+class Ids(Protocol):
+    """Mints identities."""
+
+    def new(self) -> str:
+        """A new id: URL-safe, without dots, unique."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        clock = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def deadline(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+
+class SystemIds:
+    """128 random bits from the operating system, as 22 URL-safe characters."""
+
+    def new(self) -> str:
+        return base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode("ascii")
+
+
+def start_task(work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None) -> asyncio.Task[T]:
+    """A task outside any group: a host task, or a body with a deadline. Its caller awaits it."""
+    return asyncio.get_running_loop().create_task(work, name=name, context=context)

@@ -1,0 +1,821 @@
+"""The shell of a run: carries the machine's effects out, feeds its inputs, emits events.
+
+There is one loop, and it streams; `run` drains it. A bare run records nothing; a session's recorder
+appends. Nothing else of a session is in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol, TypeAlias
+
+from weft import _texts
+from weft._contain import Contained, contain
+from weft._machine import (
+    Asked,
+    Begin,
+    CallFinished,
+    CallModel,
+    CallUncertain,
+    Cancelled,
+    Effect,
+    Emit,
+    End,
+    Ended,
+    Finished,
+    Gated,
+    Input,
+    Limits,
+    ModelFailed,
+    Plan,
+    Ready,
+    Record,
+    Recorded,
+    RecordRefused,
+    Replied,
+    RunTools,
+    Said,
+    State,
+    advance,
+)
+from weft._ports import Clock, Ids
+from weft._repair import History, Transcript
+from weft._tool import CallInfo, Context, Delegate, Tool
+from weft._toolcall import call_user_code, capped, digest_of, judge, run_body
+from weft.errors import Changed, LimitReached, RunFailed, TurnCancelled
+from weft.errors import ModelFailed as ModelFailedError
+from weft.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta
+from weft.messages import ErrorInfo, Message, Part, Reasoning, Text, ToolCall, ToolResult, Usage, clean_text
+from weft.model import (
+    Finish,
+    Model,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    Position,
+    ReasoningChunk,
+    Settings,
+    TextChunk,
+    ToolCallChunk,
+    ToolDefinition,
+    WholeCall,
+)
+
+Stop: TypeAlias = Literal["cancel", "revoke", "leave"]
+
+PARALLEL = 4
+"""Bodies of one step that run at once. Delegating calls take no such place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A call of a bare run that would need an approval."""
+
+    call: str
+    tool: str
+    args: str
+    """The stored argument text."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run, or a turn, came to."""
+
+    text: str
+    """The text of the last assistant message."""
+    usage: Usage
+    """Of this run, all its steps and sub-agents."""
+    stop: str
+    """`answered`, `parked`, or `stopped`."""
+    finish: str | None = None
+    """The last reply's finish reason: `stop`, `length`, `refusal`, `filter`, …"""
+    run: str
+    """The run's id."""
+    pending: tuple[Any, ...] = ()
+    """What waits for a decision: in a session, its requests."""
+    _history: Sequence[Message] = field(default=(), repr=False)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The whole transcript, built when asked for."""
+        return tuple(self._history)
+
+    @property
+    def parked(self) -> bool:
+        """True while the run waits for a decision."""
+        return self.stop == "parked"
+
+
+class EventLog:
+    """A list of events that consumers follow by index. Whoever pushes never waits."""
+
+    __slots__ = ("_waiters", "closed", "events")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.closed = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def push(self, event: Event) -> None:
+        """Add an event, and wake who waits."""
+        self.events.append(event)
+        if self._waiters:
+            self._wake()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def grown(self) -> None:
+        """Return at the next push or close."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+
+class EventStream:
+    """Iterates an `EventLog` from its start, any number of times, live or late. Owns nothing."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._next = 0
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return EventStream(self._log)
+
+    async def __anext__(self) -> Event:
+        log = self._log
+        while self._next >= len(log.events):
+            if log.closed:
+                raise StopAsyncIteration
+            await log.grown()
+        self._next += 1
+        return log.events[self._next - 1]
+
+
+class Slot:
+    """One child's place at work in its pool; a root has none and works when it likes."""
+
+    __slots__ = ("_delegate", "_used", "held")
+
+    def __init__(self, delegate: Delegate | None = None, *, used: bool = False) -> None:
+        self._delegate = delegate
+        self._used = used
+        self.held = False
+
+    async def take(self) -> None:
+        """Be at work; who had a slot before comes back ahead of new ones."""
+        if self._delegate is None or self.held:
+            return
+        await self._delegate.enter(returning=self._used)
+        self.held = self._used = True
+
+    def hand_back(self) -> None:
+        """Be at work no longer."""
+        if self._delegate is not None and self.held:
+            self.held = False
+            self._delegate.leave()
+
+
+Instructions: TypeAlias = Any
+"""Text, or a function of `Context`, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What stays the same during a run."""
+
+    model: Model
+    instructions: Instructions
+    tools: Mapping[str, Tool[Any]]
+    definitions: tuple[ToolDefinition, ...]
+    limits: Limits
+    settings: Settings
+    allow: frozenset[str] | None
+    deps: Any
+    chain: tuple[object, ...]
+    """The agents at work from the root down to this one, for the guard against cycles."""
+
+
+class Recorder(Protocol):
+    """Where a run's facts go."""
+
+    thread: str | None
+    durable: bool
+    """False: an uncertain effect cannot be asked about, and a child is an ordinary sub-agent."""
+
+    def record(self, record: Record) -> None:
+        """Take the facts; `Recorded` is fed when they are durable."""
+        ...
+
+    def delegate(self, plan: Ready) -> None:
+        """Start the child of a call, or go on with it; its result is fed as `CallFinished`."""
+        ...
+
+    def may_act(self) -> bool:
+        """Whether a body may start now: False once the lease may be over."""
+        ...
+
+    def idempotency_key(self, call: str) -> str:
+        """The call's key, the same across attempts."""
+        ...
+
+
+class BareRecorder:
+    """A run without a session."""
+
+    thread: str | None = None
+    durable = False
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.loop: RunLoop | None = None
+
+    def record(self, record: Record) -> None:
+        assert self.loop is not None
+        self.loop.feed(Recorded())
+
+    def delegate(self, plan: Ready) -> None:
+        raise AssertionError("a bare run has no child sessions")
+
+    def may_act(self) -> bool:
+        return True
+
+    def idempotency_key(self, call: str) -> str:
+        return digest_of(f"{self.run}\n{call}\n")
+
+
+@dataclass(slots=True)
+class _Since:
+    """An input whose record is not durable yet, with the state before it."""
+
+    before: State
+    given: Input
+    records: bool
+    said: int | None
+    """The length of the transcript before it, where it added a message."""
+
+
+class RunLoop:
+    """Drives one run, from `Begin` to its end, in the task of its caller."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        state: State,
+        transcript: Transcript,
+        *,
+        base: Sequence[Message],
+        base_length: int,
+        replies: int,
+        recorder: Recorder,
+        clock: Clock,
+        ids: Ids,
+        events: EventLog | None,
+        slot: Slot,
+    ) -> None:
+        self.setup = setup
+        self.state = state
+        self.transcript = transcript
+        self.ended: Ended | None = None
+        self.cause: Exception | None = None
+        """What the model raised, if that ended the run."""
+        self.over = False
+        self.asked: tuple[Pending, ...] = ()
+        """What the run waits for, where it is parked."""
+        self._base = base
+        self._base_length = base_length
+        self._replies = replies
+        self._recorder = recorder
+        self._clock = clock
+        self._ids = ids
+        self._events = events
+        self._slot = slot
+        self._instructions: str | None = None
+        self._since: deque[_Since] = deque()
+        self._inputs: deque[Input] = deque()
+        self._feeding = False
+        self._quiet = False
+        self._work: CallModel | RunTools | None = None
+        self._running: set[str] = set()
+        self._asking = False
+        self._idle: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._interruptible = False
+        self._fired = 0
+        self._stop: Stop | None = None
+
+    # -- what the outside may do
+
+    def feed(self, given: Input) -> None:
+        """Give the machine an input, and carry out what follows at once. Never waits."""
+        self._inputs.append(given)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._inputs:
+                self._advance(self._inputs.popleft())
+        finally:
+            self._feeding = False
+
+    def interrupt(self, stop: Stop) -> None:
+        """Stop what runs, from any task: `cancel` it, `revoke` the right to it, or `leave` it as it is."""
+        if self.over:
+            return
+        self._stop = self._stop or stop
+        asyncio.get_running_loop().call_soon(self._fire)
+
+    def back(self, *news: Input) -> None:
+        """The records on their way were refused and are void: decide again, with what is new.
+
+        Goes back to the state before the first of them, and feeds again what has really happened since. A
+        reply is dropped where the news end the run.
+        """
+        since = list(self._since)
+        if not since:
+            for given in news:
+                self.feed(given)
+            return
+        self._since.clear()
+        said = [item.said for item in since if item.said is not None]
+        if said:
+            self.transcript.cut(said[0])
+        self.state = since[0].before
+        ends = any(isinstance(given, Cancelled) for given in news)
+        for item in since:
+            if ends and isinstance(item.given, Replied):
+                continue
+            self._quiet = True
+            try:
+                self.feed(item.given)
+            finally:
+                self._quiet = False
+        for given in news:
+            self.feed(given)
+
+    def result(self, *, pending: tuple[Any, ...] = ()) -> Result:
+        """What came of the run so far."""
+        ended = self.ended
+        return Result(
+            text=self.state.text,
+            usage=self.state.usage,
+            stop="failed" if ended is None else ended.outcome,
+            finish=None if ended is None else ended.stop,
+            run=self.state.run,
+            pending=pending,
+            _history=self.history(),
+        )
+
+    def history(self) -> History:
+        """The transcript as it stands, as a view of fixed length."""
+        return History(self._base, self._base_length, self.transcript.messages)
+
+    # -- the loop
+
+    async def drive(self, begin: Begin) -> Ended | None:
+        """Run to the end, and say which it was; None where the run was taken away or left as it is.
+
+        Cancelling the task from outside ends the run here and leaves as `CancelledError`.
+        """
+        self._task = asyncio.current_task()
+        try:
+            await self._guard(self._prepare(begin))
+            while not self.over:
+                work, self._work = self._work, None
+                if self._stop is not None:
+                    self._halt()
+                elif isinstance(work, CallModel):
+                    await self._guard(self._call_model())
+                elif isinstance(work, RunTools):
+                    await self._guard(self._run_tools(work))
+                else:
+                    await self._wait()
+        finally:
+            self.over = True
+            self._slot.hand_back()
+        return self.ended
+
+    async def _prepare(self, begin: Begin) -> None:
+        setup = self.setup
+        if callable(setup.instructions):
+            await self._slot.take()
+            text = await call_user_code(partial(setup.instructions, self._context(_NO_CALL, 0)))
+            self._instructions = clean_text(str(text))
+        else:
+            self._instructions = setup.instructions
+        self.feed(begin)
+
+    def _halt(self) -> None:
+        stop, self._stop = self._stop, None
+        match stop:
+            case "cancel":
+                self.feed(Cancelled(model_in_flight=self.state.phase == "model" and self.state.held is None))
+            case "revoke":
+                self.feed(RecordRefused())
+            case "leave" | None:
+                self.over = True
+
+    async def _guard(self, work: Any) -> None:
+        """Await `work` so that `interrupt` can cancel it, and nothing but it."""
+        self._interruptible = True
+        if self._stop is not None:
+            self._fire()
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._settle_cancel():
+                raise
+        else:
+            self._settle_cancel()
+        finally:
+            self._interruptible = False
+
+    def _fire(self) -> None:
+        if self._interruptible and self._task is not None and not self._fired:
+            self._fired += 1
+            self._task.cancel()
+        else:
+            self._wake()
+
+    def _settle_cancel(self) -> bool:
+        """Take our own cancellation back; False if the outside cancelled as well."""
+        task = self._task
+        mine, self._fired = self._fired, 0
+        if task is None:
+            return False
+        for _ in range(mine):
+            task.uncancel()
+        return bool(mine) and not task.cancelling()
+
+    async def _wait(self) -> None:
+        """Wait until there is work again; a child with nothing but delegations at work hands its slot back."""
+        if self.state.phase == "tools":
+            self._slot.hand_back()
+        self._idle = asyncio.get_running_loop().create_future()
+        if self._work is None and not self.over and self._stop is None:
+            await self._idle
+        self._idle = None
+
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    # -- inputs and effects
+
+    def _advance(self, given: Input) -> None:
+        if self.over:
+            return
+        before = self.state
+        self.state, effects = advance(before, given)
+        if isinstance(given, Recorded):
+            self._acknowledge()
+        records = any(isinstance(effect, Record) for effect in effects)
+        if records or self._since:
+            self._since.append(_Since(before, given, records, None))
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _acknowledge(self) -> None:
+        """The oldest input with a record is durable now; what came before the next one is settled too."""
+        since = self._since
+        while since:
+            if since.popleft().records:
+                break
+        while since and not since[0].records:
+            since.popleft()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Emit():
+                if self._events is not None and not self._quiet:
+                    self._events.push(effect.event)
+            case Record():
+                self._remember(effect)
+                self._recorder.record(effect)
+            case CallModel():
+                if not self._asking:
+                    self._work = effect
+                    self._wake()
+            case RunTools():
+                self._work = effect
+                self._wake()
+            case End():
+                self.ended = effect.ended
+                self.over = True
+                self._wake()
+
+    def _remember(self, record: Record) -> None:
+        for fact in record.facts:
+            if isinstance(fact, Said):
+                self._since[-1].said = len(self.transcript.messages)
+                self.transcript.say(fact.message)
+                self._replies += 1
+            elif isinstance(fact, Finished):
+                self.transcript.answer(fact.result)
+            elif isinstance(fact, Ended):
+                asked = (fact for fact in record.facts if isinstance(fact, Asked))
+                self.asked = tuple(
+                    Pending(call=ask.call.id, tool=ask.call.name, args=ask.call.arguments, reason=ask.reason)
+                    for ask in asked
+                )
+
+    # -- the model
+
+    async def _call_model(self) -> None:
+        await self._slot.take()
+        self._asking = True
+        try:
+            reply = await contain("model", self._ask())
+        finally:
+            self._asking = False
+        if isinstance(reply, Contained):
+            self.cause = reply.cause
+            self.feed(ModelFailed(error=_describe(reply.cause)))
+        else:
+            self.feed(reply)
+
+    async def _ask(self) -> Replied:
+        setup = self.setup
+        info = setup.model.info()
+        request = ModelRequest(
+            instructions=self._instructions,
+            messages=self.history(),
+            tools=setup.definitions,
+            settings=setup.settings,
+            run_id=self.state.run,
+            position=Position(thread=self._recorder.thread, index=self._replies),
+        )
+        reply = _Reply(self.state.run, self._ids, self._events, info.provider, info.model)
+        async with _closing(setup.model.stream(request)) as stream:
+            async for event in stream:
+                reply.take(event)
+        message, finish = reply.whole()
+        plans: list[Plan] = []
+        for call in message.calls:
+            plans.append(await judge(call, setup.tools, setup.allow))
+        return Replied(message=message, finish=finish, model=f"{info.provider}:{info.model}", plans=tuple(plans))
+
+    # -- tools
+
+    async def _run_tools(self, work: RunTools) -> None:
+        local: list[tuple[Ready | Gated, int]] = []
+        for plan, attempt in zip(work.plans, work.attempts, strict=True):
+            if plan.call.id in self._running:
+                continue
+            self._running.add(plan.call.id)
+            if self._recorder.durable and isinstance(plan, Ready) and plan.delegate:
+                self._recorder.delegate(plan)
+            else:
+                local.append((plan, attempt))
+        if not local:
+            return
+        await self._slot.take()
+        if len(local) == 1:
+            await self._run_one(*local[0])
+            return
+        for lane in _lanes(local, self.setup.tools):
+            await self._run_lane(lane)
+
+    async def _run_lane(self, lane: list[tuple[Ready | Gated, int]]) -> None:
+        queue = iter(lane)
+
+        async def work_off() -> None:
+            for plan, attempt in queue:
+                await self._run_one(plan, attempt)
+
+        bounded = sum(1 for plan, _ in lane if not (isinstance(plan, Ready) and plan.delegate))
+        workers = min(len(lane), PARALLEL + len(lane) - bounded)
+        if workers == 1:
+            await work_off()
+            return
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(work_off())
+
+    async def _run_one(self, plan: Ready | Gated, attempt: int) -> None:
+        call = plan.call
+        tool = self.setup.tools[call.name]
+        if not self._recorder.may_act():
+            return
+        context = self._context(call, attempt)
+        if isinstance(plan, Ready) and plan.delegate:
+            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
+        else:
+            finished = await run_body(tool, plan, context, self._clock, durable=self._recorder.durable)
+        self._running.discard(call.id)
+        self.feed(finished)
+
+    def _context(self, call: ToolCall, attempt: int) -> Context[Any]:
+        recorder = self._recorder
+        key = recorder.idempotency_key(call.id)
+        info = CallInfo(id=call.id, name=call.name, attempt=attempt, idempotency_key=key, thread=recorder.thread)
+        return Context(deps=self.setup.deps, call=info, run=self.state.run)
+
+    async def _sub_agent(self, tool: Tool[Any], call: ToolCall, context: Context[Any]) -> CallFinished:
+        """A delegating call of a bare run: an ordinary sub-agent, under a slot."""
+        delegate = tool._delegate
+        assert delegate is not None
+        refusal = refuse_delegation(delegate, self.setup.chain, call.id)
+        if refusal is not None:
+            return CallFinished(result=refusal, source="refused")
+        prompt = tool._signature.parse(call.arguments)["prompt"]
+        self._slot.hand_back()
+        slot = Slot(delegate)
+        await slot.take()
+        try:
+            run = delegate.agent._loop(
+                prompt, deps=delegate.child_deps(context.deps), chain=self.setup.chain, slot=slot
+            )
+            ended = await contain("child", run.drive(Begin()))
+        finally:
+            slot.hand_back()
+        usage = run.state.usage
+        if isinstance(ended, Contained):
+            return CallFinished(result=_texts.subagent_failed(call.id, type(ended.cause).__name__), usage=usage)
+        return CallFinished(result=child_result(call.id, ended, run.state.text, tool.cap), usage=usage)
+
+
+_NO_CALL = ToolCall(id="", name="", arguments="")
+
+
+def refuse_delegation(delegate: Delegate, chain: tuple[object, ...], call: str) -> ToolResult | None:
+    """The result of a delegation that must not start: to who is already at work above, or too deep."""
+    if any(agent is delegate.agent for agent in chain):
+        return _texts.subagent_cycle(call, delegate.agent.name)
+    if len(chain) > delegate.depth:
+        return _texts.subagent_depth(call, delegate.depth)
+    return None
+
+
+def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolResult:
+    """A delegating call's result, from how its child ended."""
+    if ended is None:
+        return _texts.subagent_failed(call, "it was interrupted")
+    match ended.outcome:
+        case "answered" | "stopped":
+            return ToolResult(call=call, content=capped(text, cap))
+        case "parked":
+            return _texts.subagent_parked(call)
+        case "cancelled":
+            return _texts.subagent_failed(call, "it was cancelled")
+        case "failed":
+            return _texts.subagent_failed(call, "unknown" if ended.error is None else ended.error.message)
+
+
+def _lanes(
+    local: list[tuple[Ready | Gated, int]], tools: Mapping[str, Tool[Any]]
+) -> Iterable[list[tuple[Ready | Gated, int]]]:
+    """The calls in order, cut where a `sequential` one stands alone."""
+    lane: list[tuple[Ready | Gated, int]] = []
+    for item in local:
+        if tools[item[0].call.name].sequential:
+            if lane:
+                yield lane
+            yield [item]
+            lane = []
+        else:
+            lane.append(item)
+    if lane:
+        yield lane
+
+
+def _closing(stream: AsyncIterator[ModelEvent]) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+    """The stream, closed in this task when it is left; an iterator that cannot be closed is left alone."""
+    if hasattr(stream, "aclose"):
+        return aclosing(stream)
+    return nullcontext(stream)
+
+
+def _describe(error: Exception) -> ErrorInfo:
+    if isinstance(error, ModelError):
+        return ErrorInfo(code=error.code, message=clean_text(str(error)))
+    return ErrorInfo(code="MODEL", message=f"the model call failed ({type(error).__name__})")
+
+
+def raise_for(ended: Ended | None, result: Result, cause: BaseException | None = None) -> Result:
+    """The result of a run that gave one.
+
+    Raises:
+        LimitReached: A limit stopped it.
+        ModelFailedError: The model call failed.
+        RunFailed: It failed otherwise.
+        TurnCancelled: It was cancelled.
+    """
+    if ended is None or ended.outcome == "cancelled":
+        raise TurnCancelled("the run was cancelled")
+    if ended.outcome != "failed":
+        return result
+    error = ended.error or ErrorInfo(code="FAILED", message="the run failed")
+    match error.code:
+        case "LIMIT":
+            raise LimitReached(error.message, limit=error.details.get("limit", ""), result=result)
+        case "CHANGED":
+            raise Changed(error.message)
+        case "MODEL":
+            raise ModelFailedError(error.message, code=error.code, result=result) from cause
+        case _:
+            failure = ModelFailedError if error.code.startswith("MODEL") else RunFailed
+            raise failure(error.message, code=error.code, result=result) from cause
+
+
+class _Reply:
+    """Assembles a reply from its events, and checks the seam's contract."""
+
+    __slots__ = ("_events", "_finish", "_ids", "_model", "_parts", "_provider", "_run", "_text", "_thought")
+
+    def __init__(self, run: str, ids: Ids, events: EventLog | None, provider: str, model: str) -> None:
+        self._run = run
+        self._ids = ids
+        self._events = events
+        self._provider = provider
+        self._model = model
+        self._parts: list[Part] = []
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._finish: Finish | None = None
+
+    def take(self, event: ModelEvent) -> None:
+        """One event of the stream."""
+        if self._finish is not None:
+            raise ModelError("the model's stream went on after its finish", code="MODEL_CONTRACT")
+        match event:
+            case TextChunk():
+                self._take_text(event.text)
+            case ReasoningChunk():
+                self._take_reasoning(event)
+            case ToolCallChunk():
+                if self._events is not None:
+                    delta = ArgumentsDelta(run=self._run, index=event.index, text=event.arguments, name=event.name)
+                    self._events.push(delta)
+            case WholeCall():
+                self._take_call(event)
+            case Finish():
+                self._finish = event
+
+    def _take_text(self, text: str) -> None:
+        if not text:
+            return
+        if self._thought:
+            self._close_thought(None)
+        self._text.append(text)
+        if self._events is not None:
+            self._events.push(TextDelta(run=self._run, text=text))
+
+    def _take_reasoning(self, event: ReasoningChunk) -> None:
+        self._close_text()
+        if event.text:
+            self._thought.append(event.text)
+            if self._events is not None:
+                self._events.push(ReasoningDelta(run=self._run, text=event.text))
+        if event.block is not None:
+            self._close_thought(event.block)
+
+    def _take_call(self, event: WholeCall) -> None:
+        if not event.name:
+            raise ModelError("the model asked for a call without a name", code="MODEL_CONTRACT")
+        self._close_text()
+        self._close_thought(None)
+        call = ToolCall(
+            id=self._ids.new(),
+            name=clean_text(event.name),
+            arguments=clean_text(event.arguments),
+            provider_id=event.provider_id,
+        )
+        self._parts.append(call)
+
+    def _close_text(self) -> None:
+        if self._text:
+            self._parts.append(Text(text=clean_text("".join(self._text))))
+            self._text = []
+
+    def _close_thought(self, block: str | None) -> None:
+        if self._thought or block is not None:
+            text = clean_text("".join(self._thought))
+            self._parts.append(Reasoning(text=text, block=block, provider=self._provider, model=self._model))
+            self._thought = []
+
+    def whole(self) -> tuple[Message, Finish]:
+        """The message and its finish.
+
+        Raises:
+            ModelError: The stream ended without a finish.
+        """
+        if self._finish is None:
+            raise ModelError("the model's stream was cut before its end", code="MODEL_CUT")
+        self._close_text()
+        self._close_thought(None)
+        return Message(role="assistant", parts=tuple(self._parts)), self._finish

@@ -1,0 +1,95 @@
+"""Every text that weft itself writes for a model to read, in one place."""
+
+from __future__ import annotations
+
+from weft.messages import ToolCall, ToolResult
+
+CANCELLED = "CANCELLED"
+DENIED = "DENIED"
+EXPIRED = "EXPIRED"
+INTERNAL = "INTERNAL"
+INTERRUPTED = "INTERRUPTED"
+INVALID_INPUT = "INVALID_INPUT"
+NOT_ALLOWED = "NOT_ALLOWED"
+NOT_RUN = "NOT_RUN"
+NO_SUCH_TOOL = "NO_SUCH_TOOL"
+RETRY = "RETRY"
+SUBAGENT_CYCLE = "SUBAGENT_CYCLE"
+SUBAGENT_DEPTH = "SUBAGENT_DEPTH"
+SUBAGENT_FAILED = "SUBAGENT_FAILED"
+TIMEOUT = "TIMEOUT"
+UNCERTAIN = "UNCERTAIN"
+
+MAY_HAVE_HAPPENED = "It had started, so its effect may have happened."
+DID_NOT_START = "It had not started, so nothing was done."
+
+
+def error(call: ToolCall | str, code: str, text: str) -> ToolResult:
+    """An error result."""
+    return ToolResult(call=call if isinstance(call, str) else call.id, content=text, is_error=True, code=code)
+
+
+def interrupted(call: str) -> ToolResult:
+    """For a call whose result is not known and never will be."""
+    return error(call, INTERRUPTED, "The call was interrupted; its outcome is unknown.")
+
+
+def cancelled(call: str, *, started: bool) -> ToolResult:
+    """For a call that was open when its run was cancelled."""
+    return error(call, CANCELLED, f"The call was cancelled. {MAY_HAVE_HAPPENED if started else DID_NOT_START}")
+
+
+def not_run(call: str) -> ToolResult:
+    """For a call in a reply that was cut by the output limit."""
+    return error(
+        call, NOT_RUN, "The reply was cut by the output limit, so none of its calls was run. Ask again, shorter."
+    )
+
+
+def denied(call: str, reason: str | None) -> ToolResult:
+    """For a call that a person refused."""
+    return error(call, DENIED, f"The call was denied: {reason}" if reason else "The call was denied.")
+
+
+def expired(call: str) -> ToolResult:
+    """For a call whose request nobody answered in time."""
+    return error(call, EXPIRED, "Nobody decided about the call in time; it was not run.")
+
+
+def timed_out(call: str, seconds: float, *, unknown: bool) -> ToolResult:
+    """For a body that was ended by its deadline."""
+    tail = " Outcome unknown: its effect may have happened." if unknown else ""
+    return error(call, TIMEOUT, f"The call did not finish within {seconds:g} seconds.{tail}")
+
+
+def unexpected(call: str) -> ToolResult:
+    """For a body that raised something else than `ToolError` or `Retry`; no internals."""
+    return error(call, INTERNAL, "The tool failed with an internal error.")
+
+
+def no_such_tool(call: ToolCall, names: tuple[str, ...]) -> ToolResult:
+    """For a name that no tool has."""
+    known = ", ".join(names) if names else "none"
+    return error(call, NO_SUCH_TOOL, f"There is no tool of that name. Tools: {known}.")
+
+
+def subagent_failed(call: str, reason: str) -> ToolResult:
+    """For a delegation whose child ended without an answer."""
+    return error(call, SUBAGENT_FAILED, f"The agent that this was delegated to failed: {reason}")
+
+
+def subagent_cycle(call: str, agent: str) -> ToolResult:
+    """For a delegation to an agent that is already at work above."""
+    return error(call, SUBAGENT_CYCLE, f"The agent {agent!r} is already at work above this call; do the work yourself.")
+
+
+def subagent_depth(call: str, depth: int) -> ToolResult:
+    """For a delegation below the deepest allowed level."""
+    return error(
+        call, SUBAGENT_DEPTH, f"Delegation is allowed {depth} levels deep and no deeper; do the work yourself."
+    )
+
+
+def subagent_parked(call: str) -> ToolResult:
+    """For a sub-agent that asks for approval in a run without a session."""
+    return subagent_failed(call, "it waits for an approval, which needs a session (weft.thread.open_store)")

@@ -1,0 +1,246 @@
+"""Tools: a typed function that a model may call, and what its body gets."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, overload
+
+from typing_extensions import TypeVar
+
+from weft._machine import EffectKind
+from weft._schema import Signature, inspect_function
+from weft.errors import InvalidTool
+from weft.model import ToolDefinition
+
+if TYPE_CHECKING:
+    from weft._agent import Agent
+
+__all__ = ["CallInfo", "Context", "Delegate", "Retry", "Tool", "ToolError", "tool"]
+
+D = TypeVar("D")
+DepsT = TypeVar("DepsT", default=None, covariant=True)
+DepsT_contra = TypeVar("DepsT_contra", default=object, contravariant=True)
+P = ParamSpec("P")
+
+RESULT_CAP = 64 * 1024
+
+
+class ToolError(Exception):
+    """Raised in a body to report a failure that the model may read: a code and a text."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Retry(Exception):
+    """Raised in a body to ask the model to call again, with a hint how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInfo:
+    """Which call a body serves."""
+
+    id: str
+    """Weft's id of the call, unique in the store."""
+    name: str
+    attempt: int
+    """1 for the first start of the body; more after a crash or a knowing repetition."""
+    idempotency_key: str
+    """The same across attempts, another for every other call; give it to whoever can deduplicate."""
+    thread: str | None
+    """The session's thread id; None in a bare run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context(Generic[DepsT]):
+    """What a body may ask for as its first parameter; the model does not see it."""
+
+    deps: DepsT
+    """The application's own object, as given to `run`, `create` or `open`."""
+    call: CallInfo
+    run: str
+    """The run's id."""
+
+
+class Delegate(Protocol):
+    """What a delegating tool carries: the child, and the right to be at work.
+
+    `weft.pool` implements it; a session and a bare run call it. So neither imports the pool.
+    """
+
+    @property
+    def agent(self) -> Agent[Any]:
+        """The child."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """How many levels of delegation are allowed below the root."""
+        ...
+
+    def child_deps(self, deps: object) -> object:
+        """The child's deps, from the parent's."""
+        ...
+
+    async def enter(self, *, returning: bool) -> None:
+        """Wait for a slot. A child that had one and comes back goes before new ones."""
+        ...
+
+    def leave(self) -> None:
+        """Give the slot back."""
+        ...
+
+
+Approval: TypeAlias = bool | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tool(Generic[DepsT_contra]):
+    """A function that a model may call. Made by `@tool`; a value that never changes."""
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    """The body, as it was written."""
+    effect: EffectKind
+    approval: Approval
+    timeout: float | None
+    """Seconds that a body may take."""
+    needs: frozenset[str]
+    """The permissions without which it does not run."""
+    expires: float | None
+    """Seconds that a request for approval stays open; None leaves it to the session."""
+    attempts: int
+    cap: int
+    """Bytes of a result that the model is shown."""
+    sequential: bool
+    _signature: Signature
+    _delegate: Delegate | None = None
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """What the model is told."""
+        return ToolDefinition(name=self.name, description=self.description, schema=self._signature.schema)
+
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context[D], P], object], /) -> Tool[D]: ...
+    @overload
+    def __call__(self, function: Callable[..., object], /) -> Tool[object]: ...
+
+
+@overload
+def tool(function: Callable[Concatenate[Context[D], P], object], /) -> Tool[D]: ...
+@overload
+def tool(function: Callable[..., object], /) -> Tool[object]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: Approval = False,
+    effect: EffectKind = "once",
+    timeout: float | None = None,
+    needs: set[str] | frozenset[str] = frozenset(),
+    expires: float | None = None,
+    attempts: int = 3,
+    cap: int = RESULT_CAP,
+    sequential: bool = False,
+) -> _Decorator: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: Approval = False,
+    effect: EffectKind = "once",
+    timeout: float | None = None,
+    needs: set[str] | frozenset[str] = frozenset(),
+    expires: float | None = None,
+    attempts: int = 3,
+    cap: int = RESULT_CAP,
+    sequential: bool = False,
+) -> Tool[Any] | _Decorator:
+    """Make a tool of a typed function, sync or async.
+
+    The schema comes from the signature, through pydantic; the descriptions from the docstring. A first
+    parameter annotated `Context` is not shown to the model. A synchronous body runs in a thread of its own.
+
+    Args:
+        function: The body, where the decorator is used without parentheses.
+        name: What the model calls it; the function's name if absent.
+        description: What the model is told; the docstring's text if absent.
+        approval: True, or a predicate over the arguments, to park the call until somebody approves it.
+        effect: `"none"` for reads, `"repeatable"` for what may run again under the same idempotency key,
+            `"once"` for what must not: found started without a result, it asks a person.
+        timeout: Seconds that the body may take.
+        needs: Permissions without which the call is refused.
+        expires: Seconds that a request for approval stays open.
+        attempts: How often a `"repeatable"` body may start in all.
+        cap: Bytes of the result that the model is shown.
+        sequential: Run alone: after the calls before it, before those after it.
+
+    Raises:
+        InvalidTool: The signature cannot be described; the message names the tool and the parameter.
+    """
+    frame = sys._getframe(1)
+    namespace = dict(frame.f_locals)
+
+    def make(body: Callable[..., Any]) -> Tool[Any]:
+        label = name or getattr(body, "__name__", "tool")
+        _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
+        signature = inspect_function(body, label, Context, namespace)
+        return Tool(
+            name=label,
+            description=description or signature.summary,
+            function=body,
+            effect=effect,
+            approval=approval,
+            timeout=timeout,
+            needs=frozenset(needs),
+            expires=expires,
+            attempts=attempts,
+            cap=cap,
+            sequential=sequential,
+            _signature=signature,
+        )
+
+    return make if function is None else make(function)
+
+
+def _check_options(name: str, *, timeout: float | None, expires: float | None, attempts: int, cap: int) -> None:
+    for label, value in (("timeout", timeout), ("expires", expires)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InvalidTool(f"tool {name!r}: {label} is a positive number of seconds, or None")
+    if attempts < 1 or cap < 1:
+        raise InvalidTool(f"tool {name!r}: attempts and cap are at least 1")
+
+
+def as_tool(item: Tool[Any] | Callable[..., Any]) -> Tool[Any]:
+    """A tool, from a tool or a plain typed function."""
+    if isinstance(item, Tool):
+        return item
+    if inspect.isroutine(item):
+        return tool(item)
+    raise InvalidTool(f"{item!r} is neither a tool nor a function")
+
+
+def toolset(items: tuple[Tool[Any], ...]) -> Mapping[str, Tool[Any]]:
+    """The tools by name.
+
+    Raises:
+        InvalidTool: Two tools have one name.
+    """
+    named: dict[str, Tool[Any]] = {}
+    for item in items:
+        if item.name in named:
+            raise InvalidTool(f"two tools are named {item.name!r}; give one of them another name")
+        named[item.name] = item
+    return named

@@ -1,0 +1,1 @@
+"""Adapters to vendor SDKs, each behind its extra and imported on first use."""
