@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, TypeVar
 T = TypeVar("T")
 
 Boundary: TypeAlias = Literal[
-    "tool call", "child", "observer", "approver", "verify", "root", "watcher", "model", "turn"
+    "tool call", "child", "observer", "approver", "verify", "root", "watcher", "model", "turn", "decision"
 ]
 
 

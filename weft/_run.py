@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
@@ -21,6 +21,8 @@ from weft._machine import (
     Begin,
     CallFinished,
     CallModel,
+    CallParked,
+    CallResumed,
     CallUncertain,
     Cancelled,
     Effect,
@@ -37,6 +39,7 @@ from weft._machine import (
     Record,
     Recorded,
     RecordRefused,
+    Refused,
     Replied,
     RunTools,
     Said,
@@ -339,33 +342,41 @@ class RunLoop:
         self._stop = self._stop or stop
         asyncio.get_running_loop().call_soon(self._fire)
 
-    def back(self, *news: Input) -> None:
+    def back(self, *news: Input, cancel: bool = False) -> None:
         """The records on their way were refused and are void: decide again, with what is new.
 
-        Goes back to the state before the first of them, and feeds again what has really happened since. A
-        reply is dropped where the news end the run.
+        Goes back to the state before the first of them and feeds what has really happened since, but for
+        what the news overrule: a reply, where the run is cancelled; a park, where the call goes on.
         """
-        since = list(self._since)
-        if not since:
-            for given in news:
-                self.feed(given)
-            return
-        self._since.clear()
-        said = [item.said for item in since if item.said is not None]
-        if said:
-            self.transcript.cut(said[0])
-        self.state = since[0].before
-        ends = any(isinstance(given, Cancelled) for given in news)
+        since, self._since = list(self._since), deque()
+        if since:
+            said = [item.said for item in since if item.said is not None]
+            if said:
+                self.transcript.cut(said[0])
+                self._replies -= len(said)
+            self.state = since[0].before
         for item in since:
-            if ends and isinstance(item.given, Replied):
-                continue
-            self._quiet = True
-            try:
-                self.feed(item.given)
-            finally:
-                self._quiet = False
+            if not _overruled(item.given, news, cancel=cancel):
+                self._quiet = True
+                try:
+                    self.feed(item.given)
+                finally:
+                    self._quiet = False
         for given in news:
             self.feed(given)
+        if cancel:
+            self.interrupt("cancel")
+
+    def expects(self, call: str) -> bool:
+        """Whether the run waits for this call's result."""
+        step = self.state.step
+        return not self.over and self.state.phase == "tools" and step is not None and bool(step.bit(call))
+
+    def call(self, call: str) -> ToolCall:
+        """An open call of the present step."""
+        step = self.state.step
+        assert step is not None
+        return step.plans[step.index[call]].call
 
     def result(self, *, pending: tuple[Any, ...] = ()) -> Result:
         """What came of the run so far."""
@@ -566,8 +577,17 @@ class RunLoop:
         message, finish = reply.whole()
         plans: list[Plan] = []
         for call in message.calls:
-            plans.append(await judge(call, setup.tools, setup.allow))
+            plans.append(self._guard_delegation(await judge(call, setup.tools, setup.allow)))
         return Replied(message=message, finish=finish, model=f"{info.provider}:{info.model}", plans=tuple(plans))
+
+    def _guard_delegation(self, plan: Plan) -> Plan:
+        if isinstance(plan, Ready) and plan.delegate:
+            delegate = self.setup.tools[plan.call.name]._delegate
+            assert delegate is not None
+            refusal = refuse_delegation(delegate, self.setup.chain, plan.call.id)
+            if refusal is not None:
+                return Refused(call=plan.call, result=refusal)
+        return plan
 
     # -- tools
 
@@ -629,17 +649,13 @@ class RunLoop:
         """A delegating call of a bare run: an ordinary sub-agent, under a slot."""
         delegate = tool._delegate
         assert delegate is not None
-        refusal = refuse_delegation(delegate, self.setup.chain, call.id)
-        if refusal is not None:
-            return CallFinished(result=refusal, source="refused")
         prompt = tool._signature.parse(call.arguments)["prompt"]
         self._slot.hand_back()
         slot = Slot(delegate)
         await slot.take()
         try:
-            run = delegate.agent._loop(
-                prompt, deps=delegate.child_deps(context.deps), chain=self.setup.chain, slot=slot
-            )
+            deps = await delegate.child_deps(context.deps)
+            run = delegate.agent._loop(prompt, deps=deps, chain=self.setup.chain, slot=slot)
             ended = await contain("child", run.drive(Begin()))
         finally:
             slot.hand_back()
@@ -647,6 +663,20 @@ class RunLoop:
         if isinstance(ended, Contained):
             return CallFinished(result=_texts.subagent_failed(call.id, type(ended.cause).__name__), usage=usage)
         return CallFinished(result=child_result(call.id, ended, run.state.text, tool.cap), usage=usage)
+
+
+def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
+    match given:
+        case Replied():
+            return cancel
+        case CallParked():
+            return cancel or any(
+                (isinstance(new, CallResumed) and new.call == given.call)
+                or (isinstance(new, CallFinished) and new.result.call == given.call)
+                for new in news
+            )
+        case _:
+            return False
 
 
 _NO_CALL = ToolCall(id="", name="", arguments="")
@@ -693,11 +723,14 @@ def _lanes(
         yield lane
 
 
-def _closing(stream: AsyncIterator[ModelEvent]) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+@asynccontextmanager
+async def _closing(stream: AsyncIterator[ModelEvent]) -> AsyncIterator[AsyncIterator[ModelEvent]]:
     """The stream, closed in this task when it is left; an iterator that cannot be closed is left alone."""
-    if hasattr(stream, "aclose"):
-        return aclosing(stream)
-    return nullcontext(stream)
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
 
 
 def _describe(error: Exception) -> ErrorInfo:

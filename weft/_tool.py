@@ -83,7 +83,7 @@ class Delegate(Protocol):
         """How many levels of delegation are allowed below the root."""
         ...
 
-    def child_deps(self, deps: object) -> object:
+    async def child_deps(self, deps: object) -> object:
         """The child's deps, from the parent's."""
         ...
 
@@ -194,7 +194,7 @@ def tool(
     namespace = dict(frame.f_locals)
 
     def make(body: Callable[..., Any]) -> Tool[Any]:
-        label = name or getattr(body, "__name__", "tool")
+        label = name or str(getattr(body, "__name__", "tool"))
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
         signature = inspect_function(body, label, Context, namespace)
         return Tool(

@@ -1,0 +1,686 @@
+"""What the adapter sends, what it makes of what comes back, and how it fails."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from weft.messages import File, Message, Reasoning, Text, ToolCall, ToolResult, Usage
+from weft.model import (
+    Finish,
+    ModelError,
+    ModelEvent,
+    ModelInfo,
+    ModelRequest,
+    Position,
+    Settings,
+    TextChunk,
+    ToolCallChunk,
+    ToolDefinition,
+    WholeCall,
+)
+from weft.models.openai import OpenAIChat
+
+Json = dict[str, Any]
+Answer = Callable[[], httpx2.Response]
+
+KEY = "sk-Secret-0123456789"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+WHOLE = Settings(stream=False)
+BOTH = pytest.mark.parametrize("settings", [Settings(), WHOLE], ids=["streamed", "whole"])
+ADD = ToolDefinition(
+    name="add",
+    description="Add two numbers.",
+    schema={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+)
+
+
+# -- a server in this process
+
+
+class Cut(httpx2.AsyncByteStream):
+    """A body that is given piece by piece, and then breaks off with an error if there is one."""
+
+    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
+        self.pieces = pieces
+        self.error = error
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+        if self.error is not None:
+            raise self.error
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def sse(*chunks: object) -> bytes:
+    lines = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
+
+
+def streamed(*chunks: object, done: bool = True) -> Answer:
+    body = sse(*chunks, "[DONE]") if done else sse(*chunks)
+    return lambda: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
+
+
+def whole(body: object) -> Answer:
+    return lambda: httpx2.Response(200, json=body)
+
+
+def refused(status: int, error: object, headers: dict[str, str] | None = None) -> Answer:
+    return lambda: httpx2.Response(status, json={"error": error}, headers=headers)
+
+
+def raises(error: Exception) -> Answer:
+    def answer() -> httpx2.Response:
+        raise error
+
+    return answer
+
+
+def chunk(delta: object = None, finish: str | None = None, **more: object) -> Json:
+    choice = {"index": 0, "delta": {} if delta is None else delta, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+def completion(message: object, finish: str | None = "stop", **more: object) -> Json:
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **more}
+
+
+HELLO = (chunk({"role": "assistant", "content": ""}), chunk({"content": "Hel"}), chunk({"content": "lo"}))
+SPENT = {
+    "prompt_tokens": 20,
+    "completion_tokens": 9,
+    "total_tokens": 29,
+    "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+USAGE = Usage(input_tokens=20, output_tokens=9, cache_read_tokens=8, cache_write_tokens=4, reasoning_tokens=3)
+
+
+class Server:
+    """Gives its answers in order, and keeps what it was asked."""
+
+    def __init__(self, *answers: Answer, retries: int = 0) -> None:
+        self.bodies: list[Json] = []
+        self._answers = list(answers)
+        http = httpx2.AsyncClient(transport=httpx2.MockTransport(self._handle))
+        self.client = AsyncOpenAI(api_key=KEY, base_url="http://model.test/v1", http_client=http, max_retries=retries)
+        self.model = OpenAIChat("gpt-5", client=self.client)
+
+    def _handle(self, request: httpx2.Request) -> httpx2.Response:
+        assert request.url == "http://model.test/v1/chat/completions"
+        self.bodies.append(json.loads(request.content))
+        return self._answers.pop(0)()
+
+    async def ask(self, *messages: Message, **more: Any) -> list[ModelEvent]:
+        return [event async for event in self.model.stream(asked(*messages, **more))]
+
+    async def failure(self, *messages: Message, **more: Any) -> ModelError:
+        with pytest.raises(ModelError) as caught:
+            await self.ask(*messages, **more)
+        return caught.value
+
+
+def asked(*messages: Message, **more: Any) -> ModelRequest:
+    standard: Json = {
+        "instructions": None,
+        "messages": messages or (Message.user("Hi"),),
+        "tools": (),
+        "settings": Settings(),
+        "run_id": "run",
+        "position": Position(thread=None, index=0),
+    }
+    return ModelRequest(**{**standard, **more})
+
+
+async def sent(*messages: Message, **more: Any) -> Json:
+    """The body that a request becomes, without what only says that it is streamed."""
+    server = Server(streamed(*HELLO, chunk(finish="stop")))
+    await server.ask(*messages, **more)
+    (body,) = server.bodies
+    return {name: value for name, value in body.items() if name not in STREAMED}
+
+
+def joined(events: list[ModelEvent]) -> list[ModelEvent]:
+    """The events as a run keeps them: text in one piece, no fragments."""
+    text = "".join(event.text for event in events if isinstance(event, TextChunk))
+    kept: list[ModelEvent] = [event for event in events if not isinstance(event, TextChunk | ToolCallChunk)]
+    return [TextChunk(text=text), *kept] if text else kept
+
+
+# -- what is sent
+
+
+async def test_a_streamed_request_is_exactly_this() -> None:
+    server = Server(streamed(*HELLO, chunk(finish="stop")))
+    await server.ask()
+    assert server.bodies == [{"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], **STREAMED}]
+
+
+async def test_a_request_for_a_whole_reply_is_exactly_this() -> None:
+    server = Server(whole(completion({"role": "assistant", "content": "Hello"})))
+    await server.ask(settings=WHOLE)
+    assert server.bodies == [{"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}]}]
+
+
+async def test_a_transcript_keeps_its_order_and_carries_wefts_own_ids() -> None:
+    first = ToolCall(id="weft1", name="add", arguments='{"x": 1}', provider_id="call_1")
+    second = ToolCall(id="weft2", name="add", arguments='{"x": 2}', provider_id="call_1")
+    body = await sent(
+        Message.user("Add."),
+        Message(
+            role="assistant",
+            parts=(Reasoning(text="Hm.", block="{}"), Text(text="I "), Text(text="add."), first, second),
+        ),
+        Message(
+            role="tool",
+            parts=(
+                ToolResult(call="weft1", content="3"),
+                ToolResult(call="weft2", content="no", is_error=True, code="RETRY"),
+            ),
+        ),
+        Message(role="assistant", parts=(Text(text="Done."),)),
+        Message.user("Thanks."),
+        instructions="Be exact.",
+    )
+    function = {"type": "function"}
+    assert body["messages"] == [
+        {"role": "system", "content": "Be exact."},
+        {"role": "user", "content": "Add."},
+        {
+            "role": "assistant",
+            "content": "I add.",
+            "tool_calls": [
+                {"id": "weft1", **function, "function": {"name": "add", "arguments": '{"x": 1}'}},
+                {"id": "weft2", **function, "function": {"name": "add", "arguments": '{"x": 2}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "weft1", "content": "3"},
+        {"role": "tool", "tool_call_id": "weft2", "content": "no"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+async def test_nothing_empty_is_sent() -> None:
+    call = ToolCall(id="weft1", name="add", arguments="{}")
+    body = await sent(
+        Message(role="user", parts=(Text(text=""),)),
+        Message(role="assistant", parts=()),
+        Message(role="assistant", parts=(Reasoning(text="Hm."),)),
+        Message(role="user", parts=(Text(text=""), Text(text="Hi"))),
+        Message(role="assistant", parts=(call,)),
+        Message(role="tool", parts=(ToolResult(call="weft1", content="3"),)),
+        instructions="",
+    )
+    assert body["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "weft1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "weft1", "content": "3"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("add", '{"x": ', {"name": "add", "arguments": "{}"}),
+        ("add", "[1]", {"name": "add", "arguments": "{}"}),
+        ("add", "", {"name": "add", "arguments": "{}"}),
+        ("add", ' {"x":1} ', {"name": "add", "arguments": ' {"x":1} '}),
+        ("functions.add it", "{}", {"name": "functions_add_it", "arguments": "{}"}),
+    ],
+)
+async def test_what_a_model_made_up_is_mended_on_the_wire(name: str, arguments: str, expected: Json) -> None:
+    call = ToolCall(id="weft1", name=name, arguments=arguments)
+    result = Message(role="tool", parts=(ToolResult(call="weft1", content="no", is_error=True),))
+    body = await sent(Message.user("Hi"), Message(role="assistant", parts=(call,)), result)
+    assert body["messages"][1]["tool_calls"][0]["function"] == expected
+
+
+async def test_files_go_with_their_text() -> None:
+    parts = (
+        Text(text="Compare."),
+        File(media_type="image/png", data=b"\x01\x02"),
+        File(media_type="image/jpeg", url="https://pictures.test/a.jpg"),
+        File(media_type="application/pdf", data=b"%PDF"),
+    )
+    body = await sent(Message(role="user", parts=parts))
+    assert body["messages"][0]["content"] == [
+        {"type": "text", "text": "Compare."},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AQI="}},
+        {"type": "image_url", "image_url": {"url": "https://pictures.test/a.jpg"}},
+        {"type": "file", "file": {"filename": "file.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "file", [File(media_type="application/pdf", url="https://a.test"), File(media_type="image/png")]
+)
+async def test_a_file_that_cannot_be_sent_is_refused_before_the_request(file: File) -> None:
+    server = Server()
+    error = await server.failure(Message(role="user", parts=(file,)))
+    assert error.code == "MODEL_REQUEST"
+    assert file.media_type in str(error)
+    assert server.bodies == []
+
+
+async def test_tools_and_settings_are_exactly_this() -> None:
+    body = await sent(
+        tools=(ADD,),
+        tool_choice="required",
+        settings=Settings(temperature=0.0, max_tokens=50, parallel_tool_calls=False),
+        output_schema={"type": "object"},
+    )
+    assert body == {
+        "model": "gpt-5",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "temperature": 0.0,
+        "max_completion_tokens": 50,
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "add",
+                    "description": "Add two numbers.",
+                    "parameters": ADD.schema,
+                    "strict": False,
+                },
+            }
+        ],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": False},
+        },
+    }
+
+
+async def test_without_tools_nothing_is_said_about_tools() -> None:
+    body = await sent(tool_choice="none", settings=Settings(parallel_tool_calls=True))
+    assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_a_tool_choice_of_auto_is_not_sent() -> None:
+    assert "tool_choice" not in await sent(tools=(ADD,))
+
+
+# -- what comes back
+
+
+async def test_a_streamed_text_gives_exactly_these_events() -> None:
+    server = Server(streamed(*HELLO, chunk(finish="stop"), chunk() | {"choices": [], "usage": SPENT}))
+    assert await server.ask() == [
+        TextChunk(text="Hel"),
+        TextChunk(text="lo"),
+        Finish(reason="stop", usage=USAGE, provider_reason="stop"),
+    ]
+
+
+async def test_streamed_calls_give_exactly_these_events() -> None:
+    pieces = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"x"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+    ]
+    chunks = [chunk({"tool_calls": [piece]}) for piece in pieces]
+    assert await Server(streamed(*chunks, chunk(finish="tool_calls"))).ask() == [
+        ToolCallChunk(index=0, name="add"),
+        ToolCallChunk(index=0, arguments='{"x"'),
+        ToolCallChunk(index=0, arguments=": 1}"),
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
+        Finish(reason="tool_calls", provider_reason="tool_calls"),
+    ]
+
+
+FUNCTION: Json = {"name": "add", "arguments": '{"x": 1}'}
+CALL = WholeCall(name="add", arguments='{"x": 1}', provider_id="a")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([{"id": "a", "function": {"name": "add", "arguments": '{"x"'}}, {"function": {"arguments": ": 1}"}}], CALL),
+        ([{"index": None, "id": "a", "function": FUNCTION}], CALL),
+        ([{"index": 0, "function": FUNCTION}, {"index": 0, "id": "a"}], CALL),
+        ([{"index": 0, "id": "a", "function": FUNCTION}, {"index": 0, "function": None}], CALL),
+        ([{"index": 0, "id": "a", "function": {"name": "add", "arguments": {"x": 1}}}], CALL),
+        (
+            [{"index": 0, "id": "a", "function": {"name": "add", "arguments": None}}],
+            WholeCall(name="add", arguments="{}", provider_id="a"),
+        ),
+        (
+            [{"index": 0, "id": "a", "function": {"name": "add"}}],
+            WholeCall(name="add", arguments="{}", provider_id="a"),
+        ),
+    ],
+)
+async def test_odd_fragments_come_through_the_sdk(pieces: list[Json], expected: WholeCall) -> None:
+    chunks = [chunk({"tool_calls": [piece]}) for piece in pieces]
+    events = await Server(streamed(*chunks, chunk(finish="stop"))).ask()
+    assert joined(events) == [expected, Finish(reason="tool_calls", provider_reason="stop")]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"id": "a", "type": "function", "function": FUNCTION},
+        {"id": "a", "function": FUNCTION},
+        {"id": "a", "type": None, "function": {"name": "add", "arguments": {"x": 1}}},
+    ],
+)
+async def test_odd_whole_calls_come_through_the_sdk(call: Json) -> None:
+    server = Server(whole(completion({"role": "assistant", "content": None, "tool_calls": [call]}, "stop")))
+    assert joined(await server.ask(settings=WHOLE)) == [CALL, Finish(reason="tool_calls", provider_reason="stop")]
+
+
+REPLIES: dict[str, tuple[Json, str, str]] = {
+    "text": ({"content": "Hello"}, "stop", "stop"),
+    "nothing": ({"content": None}, "stop", "stop"),
+    "one call": ({"content": None, "tool_calls": [{"id": "a", "function": FUNCTION}]}, "tool_calls", "tool_calls"),
+    "calls after a text": (
+        {
+            "content": "Adding.",
+            "tool_calls": [
+                {"id": "a", "function": FUNCTION},
+                {"id": "a", "function": {"name": "add", "arguments": ""}},
+            ],
+        },
+        "stop",
+        "tool_calls",
+    ),
+    "cut in a call": ({"content": "", "tool_calls": [{"id": "a", "function": FUNCTION}]}, "length", "length"),
+    "cut": ({"content": "Hel"}, "length", "length"),
+    "filtered": ({"content": "Hel"}, "content_filter", "filter"),
+    "refused": ({"content": None, "refusal": "I will not."}, "stop", "refusal"),
+    "calls without any": ({"content": "Hm"}, "tool_calls", "other"),
+    "a new word": ({"content": "Hm"}, "tired", "other"),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+async def test_streamed_and_whole_are_the_same_reply(name: str) -> None:
+    message, word, reason = REPLIES[name]
+    calls = message.get("tool_calls", [])
+    chunks = [chunk({"role": "assistant", "content": None})]
+    chunks += [chunk({key: letter}) for key in ("content", "refusal") for letter in message.get(key) or ""]
+    chunks += [chunk({"tool_calls": [{"index": index, **call}]}) for index, call in enumerate(calls)]
+    chunks += [chunk(finish=word), chunk() | {"choices": [], "usage": SPENT}]
+    one = await Server(streamed(*chunks)).ask()
+    other = await Server(whole(completion(message, word, usage=SPENT))).ask(settings=WHOLE)
+    assert joined(one) == joined(other)
+    assert one[-1] == Finish(reason=reason, usage=USAGE, provider_reason=word)  # type: ignore[arg-type]  # a table
+
+
+async def test_a_refusal_is_its_text() -> None:
+    events = await Server(
+        streamed(chunk({"refusal": "I "}), chunk({"refusal": "will not."}), chunk(finish="stop"))
+    ).ask()
+    assert joined(events) == [TextChunk(text="I will not."), Finish(reason="refusal", provider_reason="stop")]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ({}, None),
+        ({"usage": None}, None),
+        ({"usage": {}}, None),
+        ({"usage": {"prompt_tokens": 2, "completion_tokens": 1}}, Usage(input_tokens=2, output_tokens=1)),
+        ({"usage": {"prompt_tokens": 2, "prompt_tokens_details": None}}, Usage(input_tokens=2)),
+        ({"usage": {"completion_tokens": 1, "completion_tokens_details": {}}}, Usage(output_tokens=1)),
+        ({"usage": SPENT}, USAGE),
+    ],
+)
+@BOTH
+async def test_usage_is_what_was_reported(last: Json, expected: Usage | None, settings: Settings) -> None:
+    if settings.stream:
+        answer = streamed(*HELLO, chunk(finish="stop"), {**chunk(), "choices": None, **last})
+    else:
+        answer = whole(completion({"role": "assistant", "content": "Hello"}, **last))
+    finish = (await Server(answer).ask(settings=settings))[-1]
+    assert isinstance(finish, Finish)
+    assert finish.usage == expected
+
+
+async def test_usage_in_every_chunk_counts_once() -> None:
+    growing = [
+        chunk({"content": letter}, usage={"prompt_tokens": 2, "completion_tokens": number})
+        for number, letter in enumerate("abc", start=1)
+    ]
+    finish = (await Server(streamed(*growing, chunk(None, "stop") | {"usage": None})).ask())[-1]
+    assert finish == Finish(reason="stop", usage=Usage(input_tokens=2, output_tokens=3), provider_reason="stop")
+
+
+async def test_a_last_chunk_without_a_delta_is_no_error() -> None:
+    last = chunk(finish="stop")
+    last["choices"][0]["delta"] = None
+    assert joined(await Server(streamed(*HELLO, last, done=False)).ask()) == [
+        TextChunk(text="Hello"),
+        Finish(reason="stop", provider_reason="stop"),
+    ]
+
+
+# -- how it fails
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_stream_without_a_finish_reason_is_cut(done: bool) -> None:
+    server = Server(streamed(*HELLO, done=done))
+    assert (await server.failure()).code == "MODEL_CUT"
+
+
+async def test_a_whole_reply_without_a_finish_reason_is_cut() -> None:
+    server = Server(whole(completion({"role": "assistant", "content": "Hel"}, None)))
+    assert (await server.failure(settings=WHOLE)).code == "MODEL_CUT"
+
+
+STATUSES = [
+    (400, {"type": "invalid_request_error"}, "MODEL_REQUEST", "the server answered 400 (invalid_request_error)"),
+    (
+        400,
+        {"type": "invalid_request_error", "code": "context_length_exceeded"},
+        "MODEL_CONTEXT",
+        "the server answered 400 (invalid_request_error, context_length_exceeded)",
+    ),
+    (
+        400,
+        {"message": "This model's maximum context length is 5 tokens", "type": "BadRequestError", "code": 400},
+        "MODEL_CONTEXT",
+        "the server answered 400 (BadRequestError, 400)",
+    ),
+    (
+        401,
+        {"type": "invalid_request_error", "code": "invalid_api_key"},
+        "MODEL_AUTH",
+        "the server answered 401 (invalid_request_error, invalid_api_key)",
+    ),
+    (403, {}, "MODEL_AUTH", "the server answered 403"),
+    (404, {"code": "model_not_found"}, "MODEL_REQUEST", "the server answered 404 (model_not_found)"),
+    (408, {}, "MODEL_TIMEOUT", "the server answered 408"),
+    (422, {"type": ["odd"]}, "MODEL_REQUEST", "the server answered 422"),
+    (429, {"type": "requests"}, "MODEL_RATE_LIMIT", "the server answered 429 (requests)"),
+    (500, {"type": "server_error"}, "MODEL_SERVER", "the server answered 500 (server_error)"),
+    (503, f"{KEY} is not known", "MODEL_SERVER", "the server answered 503"),
+]
+
+
+@pytest.mark.parametrize(("status", "error", "code", "text"), STATUSES)
+@BOTH
+async def test_a_refusal_by_the_server_is_a_typed_error(
+    status: int, error: Any, code: str, text: str, settings: Settings
+) -> None:
+    failure = await Server(refused(status, error)).failure(settings=settings)
+    assert (failure.code, str(failure)) == (code, text)
+    assert isinstance(failure.__cause__, openai.APIStatusError)
+
+
+@BOTH
+async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
+    error = {"message": f"Incorrect API key provided: {KEY}", "type": KEY, "code": f"invalid_{KEY}"}
+    failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
+    assert str(failure) == "the server answered 401"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
+        ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
+        ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+        ("it broke", "MODEL_SERVER"),
+    ],
+)
+async def test_an_error_in_the_middle_of_a_stream_is_typed(error: object, code: str) -> None:
+    failure = await Server(streamed(*HELLO, {"error": error})).failure()
+    assert failure.code == code
+    assert str(failure).startswith("the server reported an error")
+    assert KEY not in str(failure)
+    assert isinstance(failure.__cause__, openai.APIError)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"),
+        (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION"),
+    ],
+)
+@BOTH
+async def test_a_broken_connection_is_a_typed_error(error: Exception, code: str, settings: Settings) -> None:
+    failure = await Server(raises(error)).failure(settings=settings)
+    assert failure.code == code
+    assert KEY not in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"), (httpx2.RemoteProtocolError("gone"), "MODEL_CONNECTION")],
+)
+async def test_a_connection_that_breaks_in_a_stream_is_a_typed_error(error: Exception, code: str) -> None:
+    body = Cut(sse(*HELLO), error=error)
+    server = Server(lambda: httpx2.Response(200, stream=body))
+    events = server.model.stream(asked())
+    assert [await anext(events), await anext(events)] == [TextChunk(text="Hel"), TextChunk(text="lo")]
+    with pytest.raises(ModelError) as caught:
+        await anext(events)
+    assert caught.value.code == code
+    assert body.closed
+
+
+@pytest.mark.parametrize("line", [b"data: {no json\n\n", b"data: \xff\n\n"])
+async def test_a_chunk_that_cannot_be_read_is_a_typed_error(line: bytes) -> None:
+    server = Server(lambda: httpx2.Response(200, content=sse(*HELLO) + line))
+    assert (await server.failure()).code == "MODEL_SERVER"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: httpx2.Response(200, headers={"content-type": "application/json"}, content=b"{no json"),
+        lambda: httpx2.Response(200, html="<p>Log in</p>"),
+        whole({"error": {"message": "no credit"}}),
+        whole({"choices": []}),
+    ],
+)
+async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer) -> None:
+    assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
+
+
+async def test_any_other_error_of_the_sdk_is_named_by_its_type() -> None:
+    failure = await Server(raises(openai.OpenAIError(KEY))).failure()
+    assert (failure.code, str(failure)) == ("MODEL_REQUEST", "the SDK refused the call (OpenAIError)")
+
+
+@BOTH
+async def test_the_sdk_retries(settings: Settings) -> None:
+    again = refused(500, {"type": "server_error"}, {"retry-after-ms": "1"})
+    good = streamed(*HELLO, chunk(finish="stop")) if settings.stream else whole(completion({"content": "Hello"}))
+    server = Server(again, good, retries=2)
+    assert joined(await server.ask(settings=settings))[0] == TextChunk(text="Hello")
+    assert len(server.bodies) == 2
+
+
+# -- when it asks nothing
+
+
+@BOTH
+async def test_deny_refuses_before_any_request(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_MODEL_REQUESTS", "deny")
+    server = Server()
+    failure = await server.failure(settings=settings)
+    assert failure.code == "MODEL_DENIED"
+    assert "WEFT_MODEL_REQUESTS" in str(failure)
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize("key", [None, ""])
+async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ModelError, match="OPENAI_API_KEY") as caught:
+        await anext(OpenAIChat("gpt-5").stream(asked()))
+    assert caught.value.code == "MODEL_AUTH"
+    assert isinstance(caught.value.__cause__, openai.OpenAIError)
+
+
+def test_importing_weft_does_not_load_the_sdk() -> None:
+    program = "import sys, weft; sys.exit('openai' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# -- its clients
+
+
+def test_it_says_who_answers() -> None:
+    model = OpenAIChat("gpt-5")
+    assert model.info() == ModelInfo(provider="openai", model="gpt-5")
+    assert repr(model) == "OpenAIChat('gpt-5')"
+
+
+async def test_a_client_handed_in_is_never_closed() -> None:
+    server = Server(streamed(*HELLO, chunk(finish="stop")))
+    await server.ask()
+    assert not server.client.is_closed()
+
+
+def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = OpenAIChat("gpt-5")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+    async def two() -> tuple[AsyncOpenAI, AsyncOpenAI]:
+        return await model._client(), await model._client()
+
+    first, again = asyncio.run(two())
+    second, _ = asyncio.run(two())
+    assert first is again
+    assert second is not first
+    assert first.is_closed()
+    assert second.is_closed()
+    assert len(model._owned) == 1
+
+
+async def test_a_stream_left_early_is_closed() -> None:
+    body = Cut(sse(*HELLO), sse(chunk(finish="stop")))
+    server = Server(lambda: httpx2.Response(200, stream=body))
+    async with aclosing(server.model.stream(asked())) as events:  # type: ignore[type-var]  # a generator
+        assert await anext(events) == TextChunk(text="Hel")
+        assert not body.closed
+    assert body.closed

@@ -1,0 +1,353 @@
+"""Chat Completions through OpenAI's SDK, for OpenAI itself and for every server that speaks the same."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import mimetypes
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
+from openai.types import CompletionUsage
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionMessageToolCallUnion,
+)
+from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
+
+from weft.messages import File, Message, Text, ToolCall, Usage
+from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, Settings, TextChunk, ToolDefinition
+from weft.models._stream import Calls, Fragment, is_object
+
+__all__ = ["OpenAIChat"]
+
+_Json: TypeAlias = dict[str, Any]
+_Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_SAFE_WORD = re.compile(r"[A-Za-z_]{1,64}|\d{1,5}")
+"""What an error's type or code looks like, and a key does not."""
+_CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_UNREADABLE = "the server's reply could not be read"
+
+
+class OpenAIChat:
+    """A model behind Chat Completions.
+
+    Its client is made at the first call, one for each running loop, and is closed with its loop. It reads
+    `OPENAI_API_KEY` and `OPENAI_BASE_URL` then.
+
+    Args:
+        model: The model's name, as the server knows it.
+        client: Used as it is, and never closed.
+    """
+
+    def __init__(self, model: str, *, client: AsyncOpenAI | None = None) -> None:
+        self._model = model
+        self._given = client
+        self._owned: dict[asyncio.AbstractEventLoop, tuple[AsyncOpenAI, AsyncGenerator[AsyncOpenAI]]] = {}
+
+    def __repr__(self) -> str:
+        return f"OpenAIChat({self._model!r})"
+
+    def info(self) -> ModelInfo:
+        """Who answers. The context window is not known."""
+        return ModelInfo(provider="openai", model=self._model)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """The reply, streamed by the server or asked for whole, as the same events.
+
+        Raises:
+            ModelError: The call failed; the SDK's own error is the cause.
+        """
+        if os.environ.get("WEFT_MODEL_REQUESTS") == "deny":
+            raise ModelError("model requests are refused here: WEFT_MODEL_REQUESTS=deny", code="MODEL_DENIED")
+        body = _body(self._model, request)
+        completions = (await self._client()).chat.completions
+        reply = _Reply()
+        with _model_errors():
+            if request.settings.stream:
+                answer = completions.create(**body, stream=True, stream_options={"include_usage": True})
+                async with await answer as chunks:
+                    async for chunk in chunks:
+                        for event in reply.take_chunk(chunk):
+                            yield event
+            else:
+                for event in reply.take_whole(await completions.create(**body)):
+                    yield event
+        for event in reply.end():
+            yield event
+
+    async def _client(self) -> AsyncOpenAI:
+        if self._given is not None:
+            return self._given
+        loop = asyncio.get_running_loop()
+        if loop not in self._owned:
+            for other in list(self._owned):
+                if other.is_closed():
+                    del self._owned[other]
+            owner = _owner()
+            try:
+                self._owned[loop] = (await anext(owner), owner)
+            except OpenAIError as error:
+                text = "no API key: set OPENAI_API_KEY, or give the model a client"
+                raise ModelError(text, code="MODEL_AUTH") from error
+        return self._owned[loop][0]
+
+
+async def _owner() -> AsyncGenerator[AsyncOpenAI]:
+    """Holds a client until its loop shuts down: a loop closes the async generators that are still suspended."""
+    async with AsyncOpenAI() as client:
+        yield client
+
+
+# -- what is asked
+
+
+def _body(model: str, request: ModelRequest) -> _Json:
+    messages: list[_Json] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    for message in request.messages:
+        messages.extend(_wire(message))
+    body: _Json = {"model": model, "messages": messages, **_settings(request.settings)}
+    if request.tools:
+        body["tools"] = [_function(tool) for tool in request.tools]
+        if request.tool_choice != "auto":
+            body["tool_choice"] = request.tool_choice
+        if request.settings.parallel_tool_calls is not None:
+            body["parallel_tool_calls"] = request.settings.parallel_tool_calls
+    if request.output_schema is not None:
+        schema = {"name": "output", "schema": request.output_schema, "strict": False}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def _settings(settings: Settings) -> _Json:
+    given = {"temperature": settings.temperature, "max_completion_tokens": settings.max_tokens}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _function(tool: ToolDefinition) -> _Json:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.schema, "strict": False}
+    return {"type": "function", "function": function}
+
+
+def _wire(message: Message) -> Iterator[_Json]:
+    """A message as the server wants it. Reasoning is left out, and so is a message that has nothing else."""
+    match message.role:
+        case "user":
+            content = _content(message)
+            if content:
+                yield {"role": "user", "content": content}
+        case "assistant":
+            said: _Json = {"content": message.text} if message.text else {}
+            if message.calls:
+                said["tool_calls"] = [_call(call) for call in message.calls]
+            if said:
+                yield {"role": "assistant", **said}
+        case "tool":
+            for result in message.results:
+                yield {"role": "tool", "tool_call_id": result.call, "content": result.content}
+
+
+def _content(message: Message) -> str | list[_Json]:
+    match message.parts:
+        case (Text(text=text),):
+            return text
+    parts: list[_Json] = []
+    for part in message.parts:
+        if isinstance(part, Text) and part.text:
+            parts.append({"type": "text", "text": part.text})
+        elif isinstance(part, File):
+            parts.append(_file(part))
+    return parts
+
+
+def _file(file: File) -> _Json:
+    url = file.url
+    if file.data is not None:
+        url = f"data:{file.media_type};base64,{base64.b64encode(file.data).decode('ascii')}"
+    if url is not None and file.media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": url}}
+    if file.data is None:
+        text = f"Chat Completions takes a file of type {file.media_type} by its bytes only"
+        raise ModelError(text, code="MODEL_REQUEST")
+    name = f"file{mimetypes.guess_extension(file.media_type) or ''}"
+    return {"type": "file", "file": {"filename": name, "file_data": url}}
+
+
+def _call(call: ToolCall) -> _Json:
+    """A call under weft's id. What a model made up, a name or arguments, must not get the request refused."""
+    arguments = call.arguments if is_object(call.arguments) else "{}"
+    name = _NOT_IN_A_NAME.sub("_", call.name)
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# -- what is answered
+
+
+class _Reply:
+    """A reply in chunks or whole.
+
+    The SDK does not validate what it reads: a field may be None, or of another type, against its annotation.
+    """
+
+    __slots__ = ("_calls", "_reason", "_refused", "_usage")
+
+    def __init__(self) -> None:
+        self._calls = Calls()
+        self._reason: str | None = None
+        self._refused = False
+        self._usage: Usage | None = None
+
+    def take_chunk(self, chunk: ChatCompletionChunk) -> Iterator[ModelEvent]:
+        """The events of a chunk."""
+        self._usage = _usage(chunk.usage) or self._usage
+        for choice in (chunk.choices or ())[:1]:
+            self._reason = choice.finish_reason or self._reason
+            yield from self._take_delta(choice.delta)
+
+    def take_whole(self, completion: object) -> Iterator[ModelEvent]:
+        """The events of a whole reply, but for its end."""
+        if not isinstance(completion, ChatCompletion) or not completion.choices:
+            raise ModelError(_UNREADABLE, code="MODEL_SERVER")
+        choice = completion.choices[0]
+        self._usage = _usage(completion.usage)
+        self._reason = choice.finish_reason
+        yield from self._take_text(choice.message.content, choice.message.refusal)
+        yield from self._take_calls(_whole_calls(choice.message.tool_calls))
+
+    def end(self) -> Iterator[ModelEvent]:
+        """The whole calls, and the finish."""
+        if not self._reason:
+            raise ModelError("the reply was cut before its end", code="MODEL_CUT")
+        yield from self._calls.whole()
+        reason = _finish_reason(self._reason, calls=bool(self._calls), refused=self._refused)
+        yield Finish(reason=reason, usage=self._usage, provider_reason=self._reason)
+
+    def _take_delta(self, delta: ChoiceDelta | None) -> Iterator[ModelEvent]:
+        if delta is not None:
+            yield from self._take_text(delta.content, delta.refusal)
+            yield from self._take_calls(_fragment(call) for call in delta.tool_calls or ())
+
+    def _take_text(self, content: str | None, refusal: str | None) -> Iterator[ModelEvent]:
+        if content:
+            yield TextChunk(text=content)
+        if refusal:
+            self._refused = True
+            yield TextChunk(text=refusal)
+
+    def _take_calls(self, fragments: Iterable[Fragment]) -> Iterator[ModelEvent]:
+        for fragment in fragments:
+            chunk = self._calls.add(fragment)
+            if chunk is not None:
+                yield chunk
+
+
+def _fragment(call: ChoiceDeltaToolCall) -> Fragment:
+    function = call.function
+    if function is None:
+        return Fragment(index=call.index, id=call.id)
+    return Fragment(index=call.index, id=call.id, name=function.name, arguments=_text(function.arguments))
+
+
+def _whole_calls(calls: Iterable[ChatCompletionMessageToolCallUnion] | None) -> Iterator[Fragment]:
+    for index, call in enumerate(calls or ()):
+        if isinstance(call, ChatCompletionMessageFunctionToolCall):
+            function = call.function
+            yield Fragment(index=index, id=call.id, name=function.name, arguments=_text(function.arguments))
+
+
+def _text(arguments: object) -> str | None:
+    """Arguments as text; some servers send the object itself."""
+    return arguments if arguments is None or isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _finish_reason(word: str, *, calls: bool, refused: bool) -> _Reason:
+    """The reason in weft's words. Some servers say `stop` although there are calls."""
+    if refused:
+        return "refusal"
+    match word:
+        case "length":
+            return "length"
+        case "content_filter":
+            return "filter"
+        case _ if calls:
+            return "tool_calls"
+        case "stop":
+            return "stop"
+        case _:
+            return "other"
+
+
+def _usage(usage: CompletionUsage | None) -> Usage | None:
+    """What was reported; None if nothing was."""
+    if usage is None or not (usage.prompt_tokens or usage.completion_tokens):
+        return None
+    read = usage.prompt_tokens_details
+    written = usage.completion_tokens_details
+    return Usage(
+        input_tokens=usage.prompt_tokens or 0,
+        output_tokens=usage.completion_tokens or 0,
+        cache_read_tokens=(read and read.cached_tokens) or 0,
+        cache_write_tokens=(read and read.cache_write_tokens) or 0,
+        reasoning_tokens=(written and written.reasoning_tokens) or 0,
+    )
+
+
+# -- what goes wrong
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store."""
+    try:
+        yield
+    except OpenAIError as error:
+        raise _model_error(error) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
+        raise ModelError(_UNREADABLE, code="MODEL_SERVER") from error
+
+
+def _model_error(error: OpenAIError) -> ModelError:
+    """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
+    match error:
+        case APITimeoutError():
+            return ModelError("the server did not answer in time", code="MODEL_TIMEOUT")
+        case APIConnectionError():
+            return ModelError("the connection to the server failed", code="MODEL_CONNECTION")
+        case APIStatusError():
+            return _told(f"the server answered {error.status_code}", error, _status_code(error.status_code))
+        case APIError():  # in the middle of a stream
+            return _told("the server reported an error", error, "MODEL_SERVER")
+        case _:
+            return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
+
+
+def _told(text: str, error: APIError, code: str) -> ModelError:
+    words = [word for word in (error.type, error.code) if isinstance(word, str) and _SAFE_WORD.fullmatch(word)]
+    if not _CONTEXT_WORDS.isdisjoint(words) or "maximum context length" in error.message:
+        code = "MODEL_CONTEXT"
+    elif any(word.startswith("rate_limit") for word in words):
+        code = "MODEL_RATE_LIMIT"
+    return ModelError(f"{text} ({', '.join(words)})" if words else text, code=code)
+
+
+def _status_code(status: int) -> str:
+    match status:
+        case 401 | 403:
+            return "MODEL_AUTH"
+        case 408:
+            return "MODEL_TIMEOUT"
+        case 429:
+            return "MODEL_RATE_LIMIT"
+        case _:
+            return "MODEL_SERVER" if status >= 500 else "MODEL_REQUEST"

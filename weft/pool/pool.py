@@ -1,0 +1,145 @@
+"""A pool: runs other agents as children of a session, a limited number at once, each with a receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+
+from weft._agent import Agent
+from weft._tool import Tool, tool
+from weft._toolcall import call_user_code
+from weft.errors import WrongCall
+from weft.pool._slots import Slots
+from weft.thread._approvals import Decision
+from weft.thread._receipts import Receipt
+from weft.thread._view import thread_of
+from weft.thread.session import Session
+from weft.thread.turn import Turn
+
+__all__ = ["Pool"]
+
+
+class _Inherit:
+    """Marks deps that are the parent's."""
+
+
+_INHERIT = _Inherit()
+
+
+class _Wrapped:
+    """What a delegating tool carries."""
+
+    def __init__(self, pool: Pool, agent: Agent[Any], deps: object) -> None:
+        self._pool = pool
+        self._deps = deps
+        self.agent = agent
+
+    @property
+    def depth(self) -> int:
+        return self._pool.depth
+
+    async def child_deps(self, deps: object) -> object:
+        if isinstance(self._deps, _Inherit):
+            return deps
+        made = self._deps
+        return await call_user_code(lambda: made(deps)) if callable(made) else made
+
+    async def enter(self, *, returning: bool) -> None:
+        await self._pool._slots.enter(returning=returning)
+
+    def leave(self) -> None:
+        self._pool._slots.leave()
+
+
+class Pool:
+    """Children at work, a limited number at once. It keeps no truth: receipts are entries of their parents.
+
+    It needs no event loop to be made, and may be made, and may wrap, at import time.
+
+    Args:
+        limit: How many children of this pool may work at once in this process. A child that only waits for
+            its own delegations, or is parked, holds no slot, so any fan-out and depth finishes with any limit.
+        depth: How many levels of delegation are allowed.
+
+    Raises:
+        WrongCall: The limit or the depth is below 1.
+    """
+
+    def __init__(self, limit: int, *, depth: int = 8) -> None:
+        if limit < 1 or depth < 1:
+            raise WrongCall("Pool(limit, depth=…): both are at least 1")
+        self.limit = limit
+        self.depth = depth
+        self._slots = Slots(limit)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def wrap(
+        self,
+        name: str,
+        agent: Agent[Any],
+        *,
+        description: str,
+        deps: object | Callable[[Any], object] = _INHERIT,
+    ) -> Tool[Any]:
+        """A tool that delegates a prompt to a child of this agent; its result is the child's answer.
+
+        In a session's turn the child is a session of its own, with a receipt in the parent; in a bare run it
+        is an ordinary sub-agent under a slot.
+
+        Args:
+            name: What the model calls it.
+            agent: The child.
+            description: What the model is told.
+            deps: The child's deps, or a function of the parent's; absent: the parent's.
+        """
+        wrapped = _Wrapped(self, agent, deps)
+
+        async def delegate(prompt: Annotated[str, Field(min_length=1)]) -> str:
+            raise AssertionError("a delegating tool has no body")
+
+        plain = tool(name=name, description=description, effect="none")(delegate)
+        return Tool(
+            name=plain.name,
+            description=plain.description,
+            function=plain.function,
+            effect=plain.effect,
+            approval=False,
+            timeout=None,
+            needs=frozenset(),
+            expires=None,
+            attempts=plain.attempts,
+            cap=plain.cap,
+            sequential=False,
+            _signature=plain._signature,
+            _delegate=wrapped,
+        )
+
+    def receipts(self, session: Session) -> tuple[Receipt, ...]:
+        """The session's receipts, in acceptance order, as of its last fold."""
+        return session.receipts
+
+    async def decide(self, session: Session, *decisions: Decision) -> Turn:
+        """`session.decide` that returns the resumed child's turn; with several children, the first one's.
+
+        It does not wait for the child. When the child ends, the parent's parked turn goes on: `turn.next()`.
+
+        Raises:
+            NotPending, Expired, Conflict, InvalidDecision, DecideAtRoot, Changed: As for `session.decide`.
+        """
+        first = next((d.request for d in decisions if thread_of(d.request) != session.id), None)
+        child = None if first is None else await session._decider.live(thread_of(first)).open()
+        parked = None if child is None or child.view.run is None else child.view.run.turn
+        turn = await session.decide(*decisions)
+        if child is None:
+            return turn
+        return Turn(child, after=parked or "")

@@ -1,0 +1,480 @@
+"""A session together with the agent that can run it: starts its turns, goes on with what was left, drives children."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextvars import Context, copy_context
+from typing import Any, Protocol
+
+from weft._agent import Agent, narrower
+from weft._contain import Contained, contain
+from weft._machine import Begin, Limits, Ready, Refused, State
+from weft._machine import Plan as CallPlan
+from weft._ports import Clock, Ids
+from weft._run import RunLoop, Slot
+from weft._tool import Delegate
+from weft._toolcall import judge
+from weft.errors import Busy, Changed, Closed, Conflict, Locked, NotFound, WeftError
+from weft.events import TurnStarted
+from weft.messages import Message
+from weft.thread import _approvals, _receipts, _turns, entries
+from weft.thread._live import Live, TurnLog
+from weft.thread._runner import TurnRunner, open_calls
+from weft.thread._turns import Plan
+from weft.thread._view import ReceiptView, View
+from weft.thread.entries import Header
+from weft.thread.store import Store
+from weft.thread.turn import Turn
+
+
+class Place(Protocol):
+    """What an actor needs of the store that it works in."""
+
+    store: Store
+    clock: Clock
+    ids: Ids
+
+    def live(self, thread: str) -> Live:
+        """The live thread of this id."""
+        ...
+
+    def spawn(self, work: Any, *, name: str, context: Context | None = None) -> None:
+        """Start a task in the store's group."""
+        ...
+
+    def running(self, runner: TurnRunner) -> None:
+        """A turn runs here, until it is done."""
+        ...
+
+    def report(self, thread: str, error: Exception) -> None:
+        """Something could not be gone on with, and was left."""
+        ...
+
+
+class Actor:
+    """One session, and who runs it here."""
+
+    def __init__(
+        self,
+        place: Place,
+        live: Live,
+        agent: Agent[Any],
+        deps: object,
+        *,
+        parent: Actor | None = None,
+        delegate: Delegate | None = None,
+    ) -> None:
+        self.place = place
+        self.live = live
+        self.agent = agent
+        self.deps = deps
+        self.parent = parent
+        self._delegate = delegate
+        self._used_slot = False
+        self._context: Context | None = None
+        self._children: dict[str, Actor] = {}
+        self._driven: set[str] = set()
+        self._going = asyncio.Lock()
+
+    @property
+    def chain(self) -> tuple[object, ...]:
+        """The agents above this one."""
+        return () if self.parent is None else (*self.parent.chain, self.parent.agent)
+
+    # -- input
+
+    async def send(self, message: Message, *, policy: str, key: str | None) -> Turn:
+        """Accept an input, durably; run it at once where nothing is in the way."""
+        context = copy_context()
+
+        def decide(view: View) -> Plan | None:
+            if key is not None and key in view.keys:
+                if view.keys[key][1] != message:
+                    raise Conflict(f"key {key!r} was used before with another message")
+                return None
+            if view.run is None and not view.queue:
+                return _turns.prompt(message, key, owner=self.place.store.owner, limits=self.agent.limits)
+            if policy == "reject":
+                raise Busy(f"session {self.live.id!r} is {view.phase}; wait for its turn, or queue the message")
+            return _turns.accept(message, key)
+
+        plan = await self._command_or_queue(decide, message, policy, key)
+        if plan is None:
+            return self._known(key)
+        if plan.lease == "claim":
+            return self._start(plan, {}, context)
+        self._context = self._context or context
+        self.place.spawn(self._go_on_quietly(), name=f"weft queue {self.live.id}", context=context)
+        return Turn(self.live, item=plan.ids[0])
+
+    async def _command_or_queue(self, decide: Any, message: Message, policy: str, key: str | None) -> Plan | None:
+        """Claim; where somebody else has just claimed, look again."""
+        while True:
+            try:
+                return await self.live.command(decide)
+            except Locked:
+                await self.live.refresh()
+                if self.live.view.run is None and not self.live.lease.live:
+                    raise
+                if self.live.view.run is None:
+                    await self.live.changed()
+
+    def _known(self, key: str | None) -> Turn:
+        assert key is not None
+        name = self.live.view.keys[key][0]
+        started = name in self.live.view.started_at
+        return Turn(self.live, turn=name) if started else Turn(self.live, item=name)
+
+    # -- turns
+
+    def _start(self, plan: Plan, plans: Mapping[str, CallPlan], context: Context | None = None) -> Turn:
+        """Run the turn that was just claimed, in a task of its own."""
+        runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=self._used_slot))
+        self._context = context or self._context
+        inside = None if self._context is None else self._context.run(copy_context)
+        self.place.spawn(self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=inside)
+        return Turn(self.live, turn=runner.turn, log=runner.log)
+
+    async def _run(self, runner: TurnRunner, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
+        await runner.run(loop, begin, started)
+        if self.parent is None and self.live.view.queue:
+            await self._go_on_quietly()
+
+    async def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> None:
+        """Run the turn that was just claimed, in the present task."""
+        runner, loop, begin, started = self._prepare(plan, plans, slot)
+        await runner.run(loop, begin, started)
+
+    def _prepare(
+        self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot
+    ) -> tuple[TurnRunner, RunLoop, Begin, TurnStarted]:
+        live, agent, view = self.live, self.agent, self.live.view
+        run = view.run
+        assert run is not None
+        allowed = view.header.allow
+        allow = None if allowed is None else frozenset(allowed)
+        setup = agent._setup(deps=self.deps, chain=self.chain, allow=allow)
+        log = TurnLog()
+        live.logs[run.turn] = log
+        runner = TurnRunner(live, self, run.turn, log, setup.tools)
+        settled, tail = view.transcript.fork()
+        limits = _stricter(Limits(steps=run.steps_allowed, tokens=run.tokens_allowed), agent.limits)
+        loop = RunLoop(
+            setup,
+            State(run=run.run, limits=limits, steps=run.steps, usage=run.usage, text=run.text),
+            tail,
+            base=view.transcript.messages,
+            base_length=settled,
+            replies=view.replies,
+            recorder=runner,
+            clock=self.place.clock,
+            ids=self.place.ids,
+            events=log.events,
+            slot=slot,
+        )
+        live.runner = runner
+        self.place.running(runner)
+        begin = Begin(open=open_calls(view, plans, plan.fresh))
+        return runner, loop, begin, TurnStarted(turn=run.turn, run=run.run, cause=run.cause)
+
+    # -- going on
+
+    async def _go_on_quietly(self) -> None:
+        outcome = await contain("root", self.go_on())
+        if isinstance(outcome, Contained) and not isinstance(outcome.cause, Locked | Closed):
+            self.place.report(self.live.id, outcome.cause)
+
+    async def go_on(self) -> Turn | None:
+        """Continue whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
+
+        Raises:
+            Changed: A call that was approved has no tool any more, or other arguments.
+        """
+        async with self._going:
+            if self.live.runner is None:
+                await self.live.refresh()
+            return await self._go_on()
+
+    async def _go_on(self) -> Turn | None:
+        running = self.live.runner
+        if isinstance(running, TurnRunner):
+            await self.pump()
+            return Turn(self.live, turn=running.turn, log=running.log)
+        if self.parent is None:
+            await self._expire()
+        view = self.live.view
+        if view.run is not None and view.run.parked and not view.resumable():
+            turn = view.run.turn
+            waits = bool(view.undecided)
+            await self.pump()
+            return None if waits else Turn(self.live, after=turn)
+        claimed = await self._claim_next()
+        return None if claimed is None else self._start(*claimed)
+
+    async def _claim_next(self) -> tuple[Plan, Mapping[str, CallPlan]] | None:
+        """Claim the thread for the turn that is due; None where there is none, or somebody else has it."""
+        plans = await self._judge_open()
+        try:
+            plan = await self.live.command(lambda view: self._due(view, plans))
+        except Locked:
+            return None
+        return None if plan is None else (plan, plans)
+
+    def _due(self, view: View, plans: Mapping[str, CallPlan]) -> Plan | None:
+        owner = self.place.store.owner
+        if any(call.call.id not in plans for call in view.open_calls()):
+            return None
+        limits = self.agent.limits
+        return (
+            _turns.recover(view, owner=owner)
+            or _turns.resume(view, owner=owner)
+            or (_turns.queued(view, owner=owner, limits=limits) if self.parent is None else None)
+        )
+
+    async def _judge_open(self) -> dict[str, CallPlan]:
+        """What the agent given now makes of the open calls.
+
+        Raises:
+            Changed: A call that waits for a person, or was answered, has no tool that fits any more.
+        """
+        view = self.live.view
+        allowed = view.header.allow
+        allow = narrower(self.agent.allow, None if allowed is None else frozenset(allowed))
+        plans: dict[str, CallPlan] = {}
+        for call in view.open_calls():
+            plan = await judge(call.call, self.agent._tools, allow)
+            if call.receipt is not None:
+                plan = Ready(call=call.call, effect="none", digest="", delegate=True)
+            elif isinstance(plan, Refused) and (call.requests or call.started):
+                raise Changed(
+                    f"agent {self.agent.name!r} cannot go on with call {call.call.name!r}: {plan.result.content} "
+                    "Open the session with an agent that has this tool."
+                )
+            plans[call.call.id] = plan
+        return plans
+
+    async def _expire(self) -> None:
+        now = await self.place.store.now()
+        late = _approvals.late_requests(self.live.view, now)
+        if late:
+            ids = [self.place.ids.new() for _ in range(late)]
+            await self.live.command(lambda view: _approvals.expire(view, ids, now))
+
+    # -- children
+
+    def start_child(self, receipt: str, *, fresh: bool = False) -> None:
+        """Go on with the child of a receipt; `fresh` where it was accepted just now, so no child can be there."""
+        if receipt not in self._driven:
+            self._driven.add(receipt)
+            self.place.spawn(self._drive(receipt, fresh=fresh), name=f"weft child {receipt}")
+
+    async def pump(self) -> None:
+        """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
+        for receipt in tuple(self.live.view.unsettled):
+            child = self._children.get(receipt)
+            if receipt in self._driven and child is not None and child.live.loaded:
+                await self._pass_down(child)
+                await child.pump()
+            else:
+                self.start_child(receipt)
+
+    async def _drive(self, receipt: str, *, fresh: bool) -> None:
+        try:
+            outcome = await contain("child", self._drive_child(receipt, fresh=fresh))
+        finally:
+            self._driven.discard(receipt)
+            self._children.pop(receipt, None)
+        if isinstance(outcome, Contained):
+            await self._child_stuck(receipt, outcome.cause)
+
+    async def _child_stuck(self, receipt: str, cause: Exception) -> None:
+        """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""
+        self.place.report(self.live.id, cause)
+        accepted = self.live.view.receipts[receipt].accepted
+        if isinstance(cause, WeftError):
+            runner = self.live.runner
+            if isinstance(runner, TurnRunner) and accepted.call is not None:
+                runner.parked(accepted.call)
+            return
+        stop = f"it failed ({type(cause).__name__})"
+        await self._settle(accepted.call, entries.Receipt(receipt=receipt, state="failed", stop=stop))
+
+    async def _drive_child(self, name: str, *, fresh: bool) -> None:
+        """Bring one child to its end, or to where it waits for a person; then say so here."""
+        receipt = self.live.view.receipts[name]
+        child = await self._child(receipt)
+        self._children[name] = child
+        slot = Slot(child._delegate, used=child._used_slot)
+        if fresh or await child._is_new():
+            await child._begin_as_child(receipt, self.live.view.header, slot)
+        while True:
+            view = child.live.view
+            if view.run is None and view.ended:
+                end = next(reversed(view.ended.values()))
+                await self._settle(receipt.accepted.call, _receipts.settlement(name, end, view))
+                return
+            await self._pass_down(child)
+            if await child._step(receipt, slot):
+                continue
+            if view.undecided and await self._wait_for_decisions(name, child):
+                return
+
+    async def _child(self, receipt: ReceiptView) -> Actor:
+        accepted = receipt.accepted
+        tool = self.agent._tools.get(accepted.wrap or "")
+        delegate = None if tool is None else tool._delegate
+        if delegate is None or accepted.child is None:
+            raise Changed(f"agent {self.agent.name!r} has no delegating tool {accepted.wrap!r} any more")
+        deps = await delegate.child_deps(self.deps)
+        live = self.place.live(accepted.child)
+        return Actor(self.place, live, delegate.agent, deps, parent=self, delegate=delegate)
+
+    async def _is_new(self) -> bool:
+        try:
+            await self.live.open()
+        except NotFound:
+            return True
+        return False
+
+    async def _begin_as_child(self, receipt: ReceiptView, parent: Header, slot: Slot) -> None:
+        """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
+        await slot.take()
+        self._used_slot = True
+        accepted = receipt.accepted
+        allow = None if self.agent.allow is None else tuple(sorted(self.agent.allow))
+        header = Header(
+            thread=self.live.id,
+            kind="session",
+            name=self.agent.name,
+            created=self.place.clock.now(),
+            parent=parent.thread,
+            root=parent.root,
+            depth=parent.depth + 1,
+            path=(*parent.path, accepted.wrap or ""),
+            call=accepted.call,
+            allow=parent.allow if allow is None else allow,
+            expires=parent.expires,
+        )
+        line, created = self.live.found(header)
+        plan = await self._first_prompt(receipt)
+        if await created != line:
+            self.live.forget()
+            await self.live.open()
+            slot.hand_back()
+        elif plan is not None:
+            await self._run_here(plan, {}, slot)
+
+    async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:
+        accepted = receipt.accepted
+        message = Message.user(accepted.prompt or "")
+        owner = self.place.store.owner
+
+        def decide(view: View) -> Plan | None:
+            if view.run is not None or view.ended:
+                return None
+            return _turns.prompt(message, accepted.call, owner=owner, limits=self.agent.limits)
+
+        return await self.live.command(decide)
+
+    async def _step(self, receipt: ReceiptView, slot: Slot) -> bool:
+        """One step of a child that is not over; False where nothing can be done here and now."""
+        view = self.live.view
+        running = self.live.runner
+        if isinstance(running, TurnRunner):
+            await asyncio.wait([running.done])
+            return True
+        if view.run is None:
+            await slot.take()
+            plan = await self._first_prompt(receipt)
+            if plan is not None:
+                await self._run_here(plan, {}, slot)
+            return True
+        if not view.run.parked or view.resumable():
+            return await self._claim_and_run(slot)
+        if view.undecided:
+            return False
+        seen = self.live.version
+        await self.pump()
+        await self.live.changed(seen)
+        return True
+
+    async def _claim_and_run(self, slot: Slot) -> bool:
+        seen = self.live.version
+        claimed = await self._claim_next()
+        if claimed is None:
+            await self.live.changed(seen)
+            return True
+        await self._run_here(*claimed, slot)
+        return True
+
+    async def _pass_down(self, child: Actor) -> None:
+        """The decisions that stand here, for requests that wait in the child."""
+        if not child.live.loaded or not child.live.view.undecided:
+            return
+        here = self.live.view.requests
+        made = [
+            here[name].decision
+            for name in child.live.view.undecided
+            if name in here and here[name].decision is not None
+        ]
+        decisions = [decision for decision in made if decision is not None]
+        if decisions:
+            await child.live.command(lambda view: _approvals.push(view, decisions))
+
+    async def _wait_for_decisions(self, name: str, child: Actor) -> bool:
+        """Mirror what the child waits for up to the root, park its receipt; False if it is decided meanwhile."""
+        requests = _receipts.mirrored(child.live.view)
+        ancestor: Actor | None = self
+        while ancestor is not None:
+            live = ancestor.live
+            await live.command(lambda view: _receipts.mirror(view, requests))
+            ancestor = ancestor.parent
+        names = tuple(body.request for body in requests if body.request is not None)
+        await self.live.command(lambda view: _receipts.park(view, name, names))
+        receipt = self.live.view.receipts[name]
+        if receipt.settled is not None:
+            return True
+        if not any(request in self.live.view.undecided for request in names):
+            return False
+        runner = self.live.runner
+        if isinstance(runner, TurnRunner) and receipt.accepted.call is not None:
+            runner.parked(receipt.accepted.call)
+        return True
+
+    async def _settle(self, call: str | None, body: entries.Receipt) -> None:
+        """Record a child's end here: by the running turn, or with the resume that it allows, or as mail."""
+        while True:
+            runner = self.live.runner
+            if isinstance(runner, TurnRunner):
+                if call is not None and runner.settle(call, body):
+                    return
+                await asyncio.wait([runner.done])
+                continue
+            if await self._settle_at_rest(body):
+                return
+
+    async def _settle_at_rest(self, body: entries.Receipt) -> bool:
+        owner = self.place.store.owner
+        outcome = await contain("root", self._judge_open())
+        plans = {} if isinstance(outcome, Contained) else outcome
+        resumes = not isinstance(outcome, Contained)
+
+        def decide(view: View) -> Plan | None:
+            known = all(call.call.id in plans for call in view.open_calls())
+            return _receipts.settle(view, body, owner=owner, may_resume=resumes and known)
+
+        try:
+            plan = await self.live.command(decide)
+        except Locked:
+            resumes = False
+            plan = await self.live.command(decide)
+        if plan is not None and plan.lease == "claim":
+            self._start(plan, plans)
+        return True
+
+
+def _stricter(stored: Limits, given: Limits) -> Limits:
+    """The stored rule wins over a laxer one."""
+    tokens = [limit for limit in (stored.tokens, given.tokens) if limit is not None]
+    return Limits(steps=min(stored.steps, given.steps), tokens=min(tokens) if tokens else None)

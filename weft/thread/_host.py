@@ -1,0 +1,68 @@
+"""The store's one host task: every turn, child and watcher runs in a group that is entered and left inside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any
+
+from weft._contain import Contained, contain
+from weft._ports import start_task
+from weft.errors import Closed
+
+
+class Host:
+    """Owns the group. Nothing is entered in the caller's task, so a turn's bug never cancels the user's body."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        """Faults that escaped a task; each is a bug."""
+        self._group: asyncio.TaskGroup | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._left: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start the host task, and wait until it is ready."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = asyncio.get_running_loop().create_future()
+        self._task = start_task(self._main(ready), name="weft host")
+        await ready
+
+    async def _main(self, ready: asyncio.Future[None]) -> None:
+        assert self._left is not None
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            ready.set_result(None)
+            await self._left
+            self._group = None
+            for task in tuple(self._tasks):
+                task.cancel()
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None) -> None:
+        """Start a task in the group.
+
+        Raises:
+            Closed: The store was left.
+        """
+        if self._group is None:
+            work.close()
+            raise Closed("the store was left; open it again with weft.thread.open_store")
+        task = self._group.create_task(self._contained(work), name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _contained(self, work: Coroutine[Any, Any, None]) -> None:
+        outcome = await contain("turn", work)
+        if isinstance(outcome, Contained):
+            self.failures.append(outcome.cause)
+
+    async def leave(self) -> None:
+        """Cancel what is left, and wait for it."""
+        if self._task is None or self._left is None:
+            return
+        if not self._left.done():
+            self._left.set_result(None)
+        await asyncio.wait([self._task])
+        self._task = None

@@ -1,0 +1,624 @@
+"""One live thread per id and store: the queue of its writes, the fold of what was accepted, and the rebase.
+
+All writes of this process to a thread go through here, so local writers never race for the head. A turn's
+records are pipelined: the next is enqueued on the head that the one before will have. A command is decided
+with nothing in flight. The view changes only by folding what the store accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
+
+from weft._contain import Contained, contain_call
+from weft._ports import Clock, Ids
+from weft._run import EventLog
+from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
+from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
+from weft.thread._turns import LeaseKind, Plan
+from weft.thread._view import View, evolve, first_index, next_index
+from weft.thread.entries import MAIL, TREE, Body, Entry, Header
+from weft.thread.store import (
+    Appended,
+    Claim,
+    Head,
+    Hold,
+    Index,
+    Lease,
+    LeaseChange,
+    Loaded,
+    Release,
+    Store,
+)
+
+T = TypeVar("T")
+
+POLL = 0.2
+"""Seconds between looks at a thread that another process may write."""
+SLICE = 256
+"""Lines that are decoded before the loop gets its turn."""
+RETRIES = (0.01, 0.1, 0.5)
+"""Seconds to wait before a turn's record that the disk refused is tried again."""
+ACT = 0.8
+"""The part of a lease during which its holder may act."""
+
+Failure: TypeAlias = BaseException
+
+
+class TurnLog:
+    """What this process saw of a turn: its events, and the exception behind its end."""
+
+    __slots__ = ("__weakref__", "cause", "events", "lost")
+
+    def __init__(self) -> None:
+        self.events = EventLog()
+        self.cause: BaseException | None = None
+        self.lost: BaseException | None = None
+        """Why the turn was given up here without an end."""
+
+
+class Runner(Protocol):
+    """The turn that this process runs on the thread."""
+
+    def wants_again(self, entries: Sequence[Entry]) -> bool:
+        """Whether what others wrote changes the decision behind the records on their way."""
+        ...
+
+    def decide_again(self, entries: Sequence[Entry]) -> None:
+        """The records on their way are void; decide with what others wrote."""
+        ...
+
+    def revoke(self, cause: Failure | None) -> None:
+        """Somebody else owns the turn now, or nothing can be written any more."""
+        ...
+
+
+class World(Protocol):
+    """What a live thread needs of the store that it belongs to."""
+
+    store: Store
+    clock: Clock
+    ids: Ids
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None) -> None:
+        """Start a task in the store's group."""
+        ...
+
+    def committed(self, thread: str, entries: Sequence[Entry]) -> None:
+        """Entries of this process were committed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Append:
+    """Entries on their way, kept until the store has answered."""
+
+    entries: list[Entry]
+    texts: list[bytes]
+    lease: LeaseKind
+    done: Callable[[], object] | None = None
+    command: _Command | None = None
+    after: Head = EMPTY
+    sent: float = 0.0
+    refused: Failure | None = None
+
+
+class _Lost:
+    """In place of a lease change: the lease is gone, the entries are dropped."""
+
+
+@dataclass(slots=True)
+class _Command:
+    """Something to be decided on the view; None only looks at what is new."""
+
+    decide: Callable[[View], Plan | None] | None
+    waiter: asyncio.Future[Plan | None]
+    plan: Plan | None = None
+
+
+class Live:
+    """A thread as this process knows it."""
+
+    def __init__(self, world: World, thread: str) -> None:
+        self.id = thread
+        self.runner: Runner | None = None
+        self.generation: int | None = None
+        """Of the lease that this store holds on the thread."""
+        self.valid_until = 0.0
+        """The monotonic time until which a body may be started under it."""
+        self.lease = Lease(owner=None, generation=0, live=False)
+        """As of the last load."""
+        self.listeners: list[Callable[[Sequence[Entry]], None]] = []
+        """Called after foreign entries were folded."""
+        self._world = world
+        self._view: View | None = None
+        self.head = EMPTY
+        self._next = EMPTY
+        self._next_leaf: str | None = None
+        self._next_index: Index | None = None
+        self._records: deque[_Append] = deque()
+        self._inflight: deque[_Append] = deque()
+        self._refused: list[_Append] = []
+        self._commands: deque[_Command] = deque()
+        self._catching = False
+        self._failures = 0
+        self._opening: asyncio.Future[None] | None = None
+        self.version = 0
+        """Grows whenever the view may have changed."""
+        self._waiters: list[asyncio.Future[None]] = []
+        self._following = False
+        self._closed: Failure | None = None
+        self.logs: WeakValueDictionary[str, TurnLog] = WeakValueDictionary()
+        """By turn: what this process saw of it, for as long as anybody looks."""
+
+    @property
+    def view(self) -> View:
+        """The thread as of the last fold."""
+        assert self._view is not None, "the thread has not been loaded"
+        return self._view
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a view."""
+        return self._view is not None
+
+    # -- opening
+
+    async def open(self) -> Live:
+        """Load and fold the journal, once.
+
+        Raises:
+            NotFound: No thread has this id.
+            Corrupt, NewerFormat: A line does not decode.
+        """
+        while self._view is None:
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
+                continue
+            self._opening = asyncio.get_running_loop().create_future()
+            try:
+                await self._load()
+            finally:
+                self._opening.set_result(None)
+                self._opening = None
+        return self
+
+    async def _load(self) -> None:
+        loaded = await self._world.store.load(self.id)
+        header = decode_line(loaded.lines[0], self.id, 0).body if loaded.lines else None
+        if not isinstance(header, Header):
+            raise Corrupt(self.id, 0, "the first line is no header")
+        view = View(header)
+        await self._fold_slices(view, loaded.lines, 1)
+        self._take(view, loaded)
+
+    async def _fold_slices(self, view: View, lines: list[bytes], first: int) -> list[Entry]:
+        entries: list[Entry] = []
+        for start in range(first, len(lines), SLICE):
+            part = decode_lines(lines[start : start + SLICE], self.id, start)
+            for entry in part:
+                evolve(view, entry)
+            entries += part
+            if start + SLICE < len(lines):
+                await self._world.clock.sleep(0)
+        return entries
+
+    def _take(self, view: View, loaded: Loaded) -> None:
+        self._view = view
+        self.head = loaded.head
+        self.lease = loaded.lease
+        self._reset_next()
+
+    def _reset_next(self) -> None:
+        """What is sent next follows the accepted head; what waits keeps its parents."""
+        self._next = self.head
+        self._next_leaf = self._last_leaf()
+        self._next_index = self.view.index
+
+    def forget(self) -> None:
+        """Load again at the next `open`: what is here is not what the store has."""
+        self._view = None
+        self.head = self._next = EMPTY
+
+    def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
+        """Make the thread, with this header; what follows may be recorded at once.
+
+        Returns:
+            The header's line, and a future of the one that the store keeps: another one if the thread was
+            there already; then what is here must be forgotten.
+        """
+        entry = Entry(position=0, id=self.id, parent=None, time=header.created, body=header)
+        line = encode_line(entry, encode_body(header), "")
+        self._view = View(header)
+        self.head = Head(1, digest_line(line))
+        self._reset_next()
+        return line, self._world.store.create(self.id, line, first_index(header))
+
+    async def lines(self, after: int) -> list[bytes]:
+        """The stored lines from a position on.
+
+        Raises:
+            NotFound: The thread was deleted.
+        """
+        return (await self._world.store.load(self.id, after)).lines
+
+    # -- writing
+
+    def record(self, bodies: Sequence[Body], lease: LeaseKind, done: Callable[[], object] | None = None) -> None:
+        """A turn's own entries: enqueued at once, in order; `done` is called when they are durable and folded."""
+        if self._closed is None:
+            self._records.append(self._make(bodies, lease, done=done))
+            self._pump()
+
+    async def command(self, decide: Callable[[View], Plan | None]) -> Plan | None:
+        """Decide on the view, with nothing in flight, and append what comes of it; again on each new head.
+
+        Returns:
+            The plan that was accepted, durable and folded; None if there was nothing to do.
+
+        Raises:
+            Locked: Somebody else holds the thread, and the plan needs it.
+            StoreFailed: The store could not write.
+            Closed: The store was left.
+        """
+        return await self._queue(decide)
+
+    async def refresh(self) -> None:
+        """Fold what others wrote."""
+        await self._queue(None)
+
+    async def _queue(self, decide: Callable[[View], Plan | None] | None) -> Plan | None:
+        if self._closed is not None:
+            raise self._closed
+        waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+        self._commands.append(_Command(decide, waiter))
+        self._pump()
+        return await waiter
+
+    def _make(
+        self,
+        bodies: Sequence[Body],
+        lease: LeaseKind,
+        *,
+        done: Callable[[], object] | None = None,
+        command: _Command | None = None,
+    ) -> _Append:
+        """Entries with ids, times and parents of their own; a rebase keeps them."""
+        now = self._world.clock.now()
+        entries: list[Entry] = []
+        for body in bodies:
+            name = self._world.ids.new()
+            tree = type(body) in TREE
+            parent = self._next_leaf if tree else None
+            entries.append(Entry(position=0, id=name, parent=parent, time=now, body=body))
+            if tree:
+                self._next_leaf = name
+        return _Append(entries, [encode_body(body) for body in bodies], lease, done, command)
+
+    def _pump(self) -> None:
+        """Send what may be sent. Commands go before records, and alone."""
+        while not self._catching and self._closed is None and not self._refused:
+            if self._inflight and self._inflight[0].command is not None:
+                return
+            if self._commands:
+                if self._inflight:
+                    return
+                self._decide(self._commands.popleft())
+            elif self._records:
+                self._send(self._records.popleft())
+            else:
+                return
+
+    def _decide(self, command: _Command) -> None:
+        if command.waiter.done():
+            return
+        if command.decide is None:
+            self._catch_up(command)
+            return
+        if self._view is None:
+            command.waiter.set_exception(Closed(f"thread {self.id!r} is not loaded; open it again"))
+            return
+        view, decide = self.view, command.decide
+        plan = contain_call("decision", lambda: decide(view))
+        if isinstance(plan, Contained):
+            command.waiter.set_exception(plan.cause)
+        elif plan is None:
+            command.waiter.set_result(None)
+        else:
+            command.plan = plan
+            self._send(self._make(plan.bodies, plan.lease, command=command))
+
+    def _send(self, append: _Append) -> None:
+        store = self._world.store
+        change = self._change(append.lease)
+        if isinstance(change, _Lost):
+            if append.command is not None and not append.command.waiter.done():
+                append.command.waiter.set_exception(Locked(self.id, self.lease.owner))
+            return
+        count = self._next.count
+        entries = [replace(entry, position=count + place) for place, entry in enumerate(append.entries)]
+        append.entries = entries
+        lines, append.after = chain(entries, append.texts, self._next)
+        index = self._index_after(append)
+        append.sent = self._world.clock.monotonic()
+        expect, self._next = self._next, append.after
+        self._inflight.append(append)
+        future = store.append(self.id, lines, expect, change, index)
+        future.add_done_callback(partial(self._landed, append))
+
+    def _index_after(self, append: _Append) -> Index | None:
+        before = self._next_index
+        index = before
+        for entry in append.entries:
+            index = next_index(index, entry.body) if index is not None else None
+        self._next_index = index
+        return None if index is before else index
+
+    def _change(self, lease: LeaseKind) -> LeaseChange | _Lost:
+        match lease:
+            case "mail":
+                return None
+            case "claim":
+                return Claim(ttl=self._world.store.ttl)
+            case "hold" | "release" | "hand_off":
+                if self.generation is None:
+                    return _Lost()
+                if lease == "release":
+                    return Release(generation=self.generation)
+                return Hold(generation=self.generation, hand_off=lease == "hand_off")
+
+    # -- what became of it
+
+    def _landed(self, append: _Append, future: asyncio.Future[Appended]) -> None:
+        failure: Failure | None = Closed("the store was left") if future.cancelled() else future.exception()
+        if failure is not None:
+            append.refused = failure
+            self._refused.append(append)
+            self._inflight.remove(append)
+            if not self._inflight:
+                self._after_refusal()
+            return
+        self._inflight.popleft()
+        self._failures = 0
+        self.head = append.after
+        self._lease_moved(append, future.result())
+        self._accept(append)
+        self._pump()
+
+    def _lease_moved(self, append: _Append, appended: Appended) -> None:
+        match append.lease:
+            case "claim":
+                self.generation = appended.generation
+                self.valid_until = append.sent + ACT * self._world.store.ttl
+            case "release" | "hand_off":
+                self.generation = None
+
+    def _accept(self, append: _Append) -> None:
+        for entry in append.entries:
+            evolve(self.view, entry)
+        self._world.committed(self.id, append.entries)
+        if append.command is not None:
+            if not append.command.waiter.done():
+                append.command.waiter.set_result(_accepted(append))
+            self._foreign(append.entries)
+        if append.done is not None:
+            append.done()
+        self._notify()
+
+    def _foreign(self, entries: Sequence[Entry]) -> None:
+        """Entries that the running turn did not write: it may have to decide again."""
+        runner = self.runner
+        if runner is not None and runner.wants_again(entries):
+            self._records.clear()
+            self._next_leaf = self.view.leaf
+            runner.decide_again(entries)
+        for listener in tuple(self.listeners):
+            listener(entries)
+
+    def _after_refusal(self) -> None:
+        """Everything in flight has been answered, and some of it was refused."""
+        refused, self._refused = self._refused, []
+        failures = [append.refused for append in refused]
+        self._reset_next()
+        hard = next((f for f in failures if not isinstance(f, Stale | StoreFailed | Locked)), None)
+        if hard is not None:
+            self.close(hard)
+            return
+        locked = next((f for f in failures if isinstance(f, Locked)), None)
+        commands = [append.command for append in refused if append.command is not None]
+        if commands:
+            self._command_refused(commands[0], locked or failures[0])
+            return
+        if locked is not None:
+            self._revoke(locked)
+            self._pump()
+            return
+        self._records.extendleft(reversed(refused))
+        self._reset_next()
+        broken = next((f for f in failures if isinstance(f, StoreFailed)), None)
+        if broken is None:
+            self._catch_up(None)
+        else:
+            self._try_again(broken)
+
+    def _command_refused(self, command: _Command, failure: Failure | None) -> None:
+        if isinstance(failure, Stale):
+            self._commands.appendleft(command)
+            self._catch_up(None)
+            return
+        if not command.waiter.done() and failure is not None:
+            command.waiter.set_exception(failure)
+        self._pump()
+
+    def _try_again(self, failure: StoreFailed) -> None:
+        """The disk refused a turn's record: again a little later, a few times, then the turn is given up."""
+        if self._failures >= len(RETRIES):
+            self._failures = 0
+            self._revoke(failure)
+            self._pump()
+            return
+        self._catching = True
+        pause = RETRIES[self._failures]
+        self._failures += 1
+        self._world.clock.deadline(pause, partial(self._caught, None))
+
+    def _revoke(self, cause: Failure | None) -> None:
+        self._records.clear()
+        self.generation = None
+        runner, self.runner = self.runner, None
+        self._reset_next()
+        if runner is not None:
+            runner.revoke(cause)
+        self._notify()
+
+    def may_act(self) -> bool:
+        """Whether a body may start under the lease: it has time left, counted from before its last renewal."""
+        return self.generation is not None and self._world.clock.monotonic() < self.valid_until
+
+    def renewed(self, sent: float) -> None:
+        """The lease was extended by a renewal that was sent at this monotonic time."""
+        self.valid_until = sent + ACT * self._world.store.ttl
+
+    @property
+    def quiet(self) -> bool:
+        """Whether a record that is enqueued now will be sent without anything having to be read first."""
+        return not self._catching and not self._refused
+
+    def now(self) -> float:
+        """The writer's clock, seconds since the epoch."""
+        return self._world.clock.now()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self._notify()
+
+    def lose(self) -> None:
+        """The lease is no longer held: the turn here may not go on."""
+        if self.generation is not None:
+            self._revoke(None)
+
+    # -- what others wrote
+
+    def _catch_up(self, command: _Command | None) -> None:
+        self._catching = True
+        self._world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
+
+    async def _read_news(self, command: _Command | None) -> None:
+        try:
+            loaded = await self._world.store.load(self.id, self.head.count)
+            news = decode_lines(loaded.lines, self.id, self.head.count)
+        except (NotFound, Corrupt, NewerFormat, Closed, StoreFailed) as error:
+            self._catching = False
+            if command is not None and not command.waiter.done():
+                command.waiter.set_exception(error)
+            self.close(error)
+            return
+        for entry in news:
+            evolve(self.view, entry)
+        self.head, self.lease = loaded.head, loaded.lease
+        self._reset_next()
+        taken = any(type(entry.body) not in MAIL for entry in news)
+        if taken and self.generation is not None:
+            self._revoke(None)
+        elif news:
+            self._foreign(news)
+        self._caught(command)
+        if news:
+            self._notify()
+
+    def _caught(self, command: _Command | None) -> None:
+        self._catching = False
+        if command is not None and not command.waiter.done():
+            command.waiter.set_result(None)
+        self._pump()
+
+    def _last_leaf(self) -> str | None:
+        """The leaf after the records that wait: they keep their parents."""
+        for append in reversed(self._records):
+            for entry in reversed(append.entries):
+                if type(entry.body) in TREE:
+                    return entry.id
+        return self.view.leaf
+
+    # -- waiting
+
+    def _notify(self) -> None:
+        self.version += 1
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def changed(self, since: int | None = None) -> None:
+        """Return when the view may have changed; looks at the store now and then where no turn runs here.
+
+        Args:
+            since: The `version` that was looked at; returns at once where there is a newer one.
+
+        Raises:
+            Closed: The store was left.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if since is not None and since != self.version:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._follow()
+        await waiter
+
+    def _follow(self) -> None:
+        if not self._following and self.runner is None:
+            self._following = True
+            self._world.spawn(self._poll(), name=f"weft follow {self.id}")
+
+    async def _poll(self) -> None:
+        try:
+            while any(not waiter.done() for waiter in self._waiters) and self._closed is None:
+                await self._world.clock.sleep(POLL)
+                if self.runner is None and self._closed is None:
+                    await self.refresh()
+                    self._notify()
+        except (Closed, NotFound, StoreFailed, Corrupt, NewerFormat) as error:
+            self.close(error)
+        finally:
+            self._following = False
+
+    async def until(self, found: Callable[[View], T | None]) -> T:
+        """What `found` gives, as soon as it gives something."""
+        while True:
+            value = found(self.view)
+            if value is not None:
+                return value
+            await self.changed()
+
+    def close(self, cause: Failure) -> None:
+        """Nothing more is read or written here; whoever waits gets the cause."""
+        if self._closed is not None:
+            return
+        self._closed = cause
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            runner.revoke(cause)
+        for command in self._commands:
+            if not command.waiter.done():
+                command.waiter.set_exception(cause)
+        self._commands.clear()
+        self._records.clear()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(cause)
+
+
+def _accepted(append: _Append) -> Plan | None:
+    plan = None if append.command is None else append.command.plan
+    return None if plan is None else replace(plan, ids=tuple(entry.id for entry in append.entries))
+
+

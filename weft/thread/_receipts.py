@@ -1,0 +1,120 @@
+"""Receipts, mirrors and settlements: values and plans. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass, replace
+
+from weft.messages import Usage
+from weft.thread import entries
+from weft.thread._turns import Plan, resume
+from weft.thread._view import EndView, ReceiptView, View
+
+__all__ = ["Receipt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A delegation: which child works for which call, and what came of it."""
+
+    id: str
+    state: str
+    """accepted, parked, done, failed, cancelled, capped."""
+    child: str
+    """The child session's thread id."""
+    call: str | None
+    """The parent's call."""
+    agent: str
+    prompt: str
+    stop: str | None
+    """The answer, or the cause of another end."""
+    usage: Usage | None
+    """The child's whole ledger, once settled."""
+    accepted: float
+    settled: float | None
+    """Writers' clocks, seconds since the epoch."""
+
+
+def public(view: View, receipt: ReceiptView) -> Receipt:
+    """A receipt as users see it."""
+    accepted = receipt.accepted
+    settled = receipt.settled
+    return Receipt(
+        id=receipt.id,
+        state=view.receipt_state(receipt),
+        child=accepted.child or "",
+        call=accepted.call,
+        agent=accepted.agent or "",
+        prompt=accepted.prompt or "",
+        stop=None if settled is None else settled.stop,
+        usage=None if settled is None else settled.usage,
+        accepted=receipt.time,
+        settled=receipt.settled_time,
+    )
+
+
+def receipts(view: View) -> tuple[Receipt, ...]:
+    """A session's receipts, in acceptance order."""
+    return tuple(public(view, receipt) for receipt in view.receipts.values())
+
+
+def child_id(parent: str, call: str) -> str:
+    """A child's thread id: derived, so that a delegation made again finds the same child."""
+    digest = hashlib.sha256(f"{parent}\n{call}".encode()).digest()[:16]
+    return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+def settlement(receipt: str, end: EndView, child: View) -> entries.Receipt:
+    """A receipt's settlement, from how its child ended."""
+    usage = child.turns + child.delegated
+    match end.outcome:
+        case "answered" | "stopped":
+            return entries.Receipt(receipt=receipt, state="done", stop=end.text, usage=usage)
+        case "cancelled":
+            return entries.Receipt(receipt=receipt, state="cancelled", stop="it was cancelled", usage=usage)
+        case _:
+            error = end.error
+            state = "capped" if error is not None and error.code == "LIMIT" else "failed"
+            stop = "it failed" if error is None else error.message
+            return entries.Receipt(receipt=receipt, state=state, stop=stop, usage=usage)
+
+
+def settle(view: View, body: entries.Receipt, *, owner: str, may_resume: bool) -> Plan | None:
+    """Record a settlement in a parent without a running turn; None where it is settled already.
+
+    If it closes the last open call of a parked turn, the same append claims and resumes it.
+    """
+    receipt = view.receipts.get(body.receipt or "")
+    if receipt is None or receipt.settled is not None:
+        return None
+    going_on = resume(view, owner=owner, settles=body) if may_resume else None
+    return going_on or Plan(bodies=(body,), lease="mail")
+
+
+def mirror(view: View, requests: tuple[entries.Request, ...]) -> Plan | None:
+    """A child's requests, as mail in an ancestor; those that are not there yet.
+
+    Not under a settled receipt, and not in a thread that has ended.
+    """
+    if view.run is None:
+        return None
+    fresh = tuple(body for body in requests if body.request not in view.requests)
+    return Plan(bodies=fresh, lease="mail") if fresh else None
+
+
+def mirrored(view: View) -> tuple[entries.Request, ...]:
+    """What waits here, its own and what it mirrors, as it is written one level up."""
+    return tuple(replace(view.requests[name].body, request=name) for name in view.undecided)
+
+
+def park(view: View, receipt: str, requests: tuple[str, ...]) -> Plan | None:
+    """Say that a receipt's child waits for these requests; None where that is known, or it is settled."""
+    found = view.receipts.get(receipt)
+    if found is None or found.settled is not None:
+        return None
+    if all(name in found.requests for name in requests):
+        return None
+    if not any(name in view.undecided for name in requests):
+        return None
+    return Plan(bodies=(entries.Receipt(receipt=receipt, state="parked", requests=requests),), lease="mail")

@@ -1,0 +1,303 @@
+"""Runs one turn: the core's loop, with its facts turned into entries of the live thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from weft import _texts
+from weft._contain import Contained, contain
+from weft._machine import (
+    Asked,
+    Begin,
+    CallFinished,
+    CallParked,
+    CallResumed,
+    Ended,
+    Fact,
+    Finished,
+    Input,
+    OpenCall,
+    Plan,
+    Ready,
+    Record,
+    Recorded,
+    Said,
+    Start,
+    Started,
+)
+from weft._run import RunLoop
+from weft._tool import Tool
+from weft._toolcall import digest_of
+from weft.events import TurnEnded, TurnStarted
+from weft.messages import ErrorInfo, ToolResult
+from weft.thread import entries
+from weft.thread._live import Failure, Live, TurnLog
+from weft.thread._receipts import child_id
+from weft.thread._turns import as_body, fail, of_receipt
+from weft.thread._view import View
+from weft.thread.entries import SETTLED, Body, CallResult, Cancel, Decision, Entry, Receipt, StartedCall, ToolsStarted
+
+Allowed = ("approve", "deny", "resolve")
+
+
+class Children(Protocol):
+    """Starts the children of a turn, and goes on with them."""
+
+    def start_child(self, receipt: str, *, fresh: bool = False) -> None:
+        """Drive the receipt's child; the outcome is given to the runner."""
+        ...
+
+
+class TurnRunner:
+    """One turn of one session, from its claim to its end."""
+
+    durable = True
+
+    def __init__(self, live: Live, children: Children, turn: str, log: TurnLog, tools: Mapping[str, Tool[Any]]) -> None:
+        self.live = live
+        self.thread: str | None = live.id
+        self.turn = turn
+        self.log = log
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop: RunLoop | None = None
+        self._children = children
+        self._tools = tools
+        self._settlements: dict[str, Receipt] = {}
+        self._accepted: set[str] = set()
+        """The delegating calls whose receipts are of this turn."""
+        self._revoked = False
+
+    # -- the core's recorder
+
+    def record(self, record: Record) -> None:
+        """Append the facts, under the turn's lease."""
+        ended = next((fact for fact in record.facts if isinstance(fact, Ended)), None)
+        bodies: list[Body] = []
+        for fact in record.facts:
+            bodies += self._bodies(fact)
+        self.live.record(bodies, "hold" if ended is None else "release", self._recorded)
+
+    def _recorded(self) -> None:
+        if self.loop is not None:
+            self.loop.feed(Recorded())
+
+    def _bodies(self, fact: Fact) -> list[Body]:
+        match fact:
+            case Said():
+                said = entries.Said(message=fact.message, usage=fact.usage, model=fact.model, finish=fact.finish)
+                return [said]
+            case Started():
+                return self._started(fact.starts)
+            case Finished():
+                return self._finished(fact)
+            case Asked():
+                return [self._request(fact)]
+            case Ended():
+                end = entries.TurnEnded(
+                    turn=self.turn,
+                    outcome=fact.outcome,
+                    stop=fact.stop,
+                    error=fact.error,
+                    open=fact.open,
+                    usage=fact.usage,
+                )
+                return [end]
+
+    def _started(self, starts: tuple[Start, ...]) -> list[Body]:
+        calls = tuple(StartedCall(call=s.call, attempt=s.attempt, effect=s.effect, digest=s.digest) for s in starts)
+        return [ToolsStarted(calls=calls), *(self._receipt(start.call) for start in starts if start.delegate)]
+
+    def _receipt(self, call: str) -> Receipt:
+        """The intent: durable before the child exists, and it says which child that will be."""
+        loop = self.loop
+        assert loop is not None
+        asked = loop.call(call)
+        tool = self._tools[asked.name]
+        delegate = tool._delegate
+        assert delegate is not None
+        self._accepted.add(call)
+        return Receipt(
+            state="accepted",
+            child=child_id(self.live.id, call),
+            call=call,
+            agent=delegate.agent.name,
+            wrap=tool.name,
+            prompt=tool._signature.parse(asked.arguments)["prompt"],
+        )
+
+    def _finished(self, fact: Finished) -> list[Body]:
+        settled = self._settlements.pop(fact.result.call, None)
+        result = as_body(fact.result, fact.source, fact.attempt)
+        return [result] if settled is None else [settled, result]
+
+    def _request(self, fact: Asked) -> entries.Request:
+        header = self.live.view.header
+        now = self.live.now()
+        lasts = header.expires if fact.expires is None else fact.expires
+        tool = self._tools.get(fact.call.name)
+        return entries.Request(
+            kind=fact.kind,
+            path=header.path,
+            call=fact.call.id,
+            tool=fact.call.name,
+            args=fact.call.arguments,
+            digest=fact.digest,
+            effect="once" if tool is None else tool.effect,
+            reason=fact.reason,
+            created=now,
+            expires=None if lasts is None or fact.kind == "uncertain" else now + lasts,
+            allowed=Allowed,
+        )
+
+    def delegate(self, plan: Ready) -> None:
+        """Start the call's child, or go on with it."""
+        receipt = self._receipt_of(plan.call.id)
+        if receipt is not None:
+            self._children.start_child(receipt, fresh=plan.call.id in self._accepted)
+
+    def _receipt_of(self, call: str) -> str | None:
+        run = self.live.view.run
+        found = None if run is None else run.calls.get(call)
+        return None if found is None else found.receipt
+
+    def may_act(self) -> bool:
+        """False, and the turn is given up, once the lease may be over."""
+        if self.live.may_act():
+            return True
+        self.live.lose()
+        return False
+
+    def idempotency_key(self, call: str) -> str:
+        """A digest of (thread, call, its approval request or nothing)."""
+        run = self.live.view.run
+        found = None if run is None else run.calls.get(call)
+        approval = ""
+        for name in () if found is None else found.requests:
+            if self.live.view.requests[name].body.kind == "approval":
+                approval = name
+        return digest_of(f"{self.live.id}\n{call}\n{approval}")
+
+    # -- what children and others say
+
+    def settle(self, call: str, settled: Receipt) -> bool:
+        """A child has ended: its receipt's settlement and the call's result are one append of this turn.
+
+        False where the turn does not wait for it any more.
+        """
+        loop = self.loop
+        if loop is None or not loop.expects(call):
+            return False
+        body = of_receipt(call, settled)
+        self._settlements[call] = settled
+        loop.feed(CallFinished(result=_as_result(body), source="receipt"))
+        return True
+
+    def parked(self, call: str) -> None:
+        """A child waits for decisions."""
+        if self.loop is not None:
+            self.loop.feed(CallParked(call=call))
+
+    def resumed(self, call: str) -> None:
+        """A parked child goes on."""
+        if self.loop is not None:
+            self.loop.feed(CallResumed(call=call))
+
+    def wants_again(self, news: Sequence[Entry]) -> bool:
+        """A cancel; and what closes, or reopens, a call that the turn may be about to park on."""
+        return any(
+            isinstance(entry.body, Cancel | Decision)
+            or (isinstance(entry.body, Receipt) and entry.body.state in SETTLED)
+            for entry in news
+        )
+
+    def decide_again(self, news: Sequence[Entry]) -> None:
+        """Give the machine what others wrote, in place of what is void."""
+        loop = self.loop
+        if loop is None:
+            return
+        inputs: list[Input] = []
+        cancel = False
+        for entry in news:
+            match entry.body:
+                case Cancel():
+                    cancel = True
+                case Receipt() as receipt if receipt.state in SETTLED:
+                    inputs += self._settled_elsewhere(receipt)
+                case Decision() as decision:
+                    inputs += self._decided(decision)
+        loop.back(*inputs, cancel=cancel)
+
+    def _settled_elsewhere(self, receipt: Receipt) -> list[Input]:
+        found = self.live.view.receipts.get(receipt.receipt or "")
+        call = None if found is None else found.accepted.call
+        if call is None:
+            return []
+        return [CallFinished(result=_as_result(of_receipt(call, receipt)), source="receipt")]
+
+    def _decided(self, decision: Decision) -> list[Input]:
+        view = self.live.view
+        return [
+            CallResumed(call=call.call.id)
+            for call in view.open_calls()
+            if call.receipt is not None
+            and decision.request in view.receipts[call.receipt].requests
+            and view.receipt_state(view.receipts[call.receipt]) == "accepted"
+        ]
+
+    def revoke(self, cause: Failure | None) -> None:
+        """The turn is somebody else's now, or cannot be written any more."""
+        self._revoked = True
+        self.log.lost = cause
+        if self.loop is not None:
+            self.loop.interrupt("revoke")
+
+    # -- running
+
+    async def run(self, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
+        """Drive the loop to its end; whatever happens, the turn's followers are told."""
+        self.loop = loop
+        self.log.events.push(started)
+        try:
+            ended = await contain("turn", loop.drive(begin))
+            self.log.cause = loop.cause
+            if isinstance(ended, Contained):
+                self.log.cause = ended.cause
+                await self._fail(ended.cause)
+        finally:
+            if self.live.runner is self:
+                self.live.runner = None
+            self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
+            self.log.events.close()
+            self.done.set_result(None)
+            self.live.wake()
+
+    def outcome(self) -> str:
+        """How the turn ended, as its journal says; `lost` where it has no end."""
+        end = self.live.view.ended.get(self.turn)
+        return "lost" if end is None else end.outcome
+
+    async def _fail(self, cause: Exception) -> None:
+        """A fault of the program around the run (instructions, for instance): the turn ends as failed."""
+        error = ErrorInfo(code=_texts.INTERNAL, message=f"the turn failed ({type(cause).__name__})")
+        self.live.runner = None
+        if not self._revoked:
+            await contain("turn", self.live.command(lambda view: fail(view, error)))
+
+
+def _as_result(body: CallResult) -> ToolResult:
+    return ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
+
+
+def open_calls(view: View, plans: Mapping[str, Plan], fresh: frozenset[str]) -> tuple[OpenCall, ...]:
+    """The open calls of a run that goes on, as its machine takes them."""
+    return tuple(
+        OpenCall(
+            plan=plans[call.call.id],
+            started=call.started,
+            fresh=call.call.id in fresh,
+            delegated=call.receipt is not None,
+        )
+        for call in view.open_calls()
+    )

@@ -1,0 +1,88 @@
+"""The SQLite schema and every statement, in one place."""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x77656674
+SCHEMA = 1
+"""The schema's version, in `user_version`. Migrations go forward only."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE threads (
+            tid INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            count INTEGER NOT NULL,
+            digest TEXT NOT NULL,
+            owner TEXT,
+            generation INTEGER NOT NULL DEFAULT 0,
+            expires REAL NOT NULL DEFAULT 0,
+            kind TEXT NOT NULL,
+            name TEXT NOT NULL,
+            parent TEXT,
+            root TEXT NOT NULL,
+            meta TEXT NOT NULL,
+            title TEXT,
+            pending INTEGER NOT NULL DEFAULT 0,
+            unsettled INTEGER NOT NULL DEFAULT 0,
+            due REAL
+        ) STRICT
+        """,
+        """
+        CREATE TABLE lines (
+            tid INTEGER NOT NULL,
+            n INTEGER NOT NULL,
+            line TEXT NOT NULL,
+            PRIMARY KEY (tid, n)
+        ) STRICT, WITHOUT ROWID
+        """,
+        "CREATE INDEX threads_parent ON threads (parent) WHERE parent IS NOT NULL",
+        "CREATE INDEX threads_owner ON threads (owner) WHERE owner IS NOT NULL",
+        "CREATE INDEX threads_due ON threads (due) WHERE due IS NOT NULL",
+    ),
+)
+
+_INDEX = ", meta = :meta, title = :title, pending = :pending, unsettled = :unsettled, due = :due"
+_CHANGES = {
+    "mail": ("", ""),
+    "claim": (
+        ", owner = :owner, generation = generation + 1, expires = :expires",
+        " AND (owner IS NULL OR expires <= :now)",
+    ),
+    "seize": (", owner = :owner, generation = generation + 1, expires = :expires", ""),
+    "hold": ("", " AND owner = :me AND generation = :generation"),
+    "hand_off": (", expires = 0", " AND owner = :me AND generation = :generation"),
+    "release": (", owner = NULL", " AND owner = :me AND generation = :generation"),
+}
+
+
+def append_statement(change: str, *, index: bool) -> str:
+    """Checks head and lease and moves both, in one statement; no row means refused."""
+    sets, where = _CHANGES[change]
+    return (
+        f"UPDATE threads SET count = :count, digest = :digest{sets}{_INDEX if index else ''} "  # noqa: S608  # constants
+        f"WHERE id = :id AND count = :old_count AND digest = :old_digest{where} RETURNING tid, generation"
+    )
+
+
+CREATE = (
+    "INSERT INTO threads (id, count, digest, kind, name, parent, root, meta, title, pending, unsettled, due) "
+    "VALUES (:id, 1, :digest, :kind, :name, :parent, :root, :meta, :title, :pending, :unsettled, :due) "
+    "ON CONFLICT (id) DO NOTHING RETURNING tid"
+)
+INSERT_LINE = "INSERT INTO lines (tid, n, line) VALUES (?, ?, ?)"
+STATE = "SELECT tid, count, digest, owner, generation, expires FROM threads WHERE id = ?"
+LINES = "SELECT line FROM lines WHERE tid = ? AND n >= ? AND n < ? ORDER BY n"
+ONE_LINE = "SELECT line FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n = ?"
+DELETE_LINES = "DELETE FROM lines WHERE tid = ?"
+DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
+EXPIRE_OWNER = "UPDATE threads SET expires = 0 WHERE owner = ?"
+RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING id"
+LIST = (
+    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0) FROM threads "
+    "WHERE (:kind IS NULL OR kind = :kind) AND (:parent IS NULL OR parent = :parent) "
+    "AND (:after IS NULL OR tid < (SELECT tid FROM threads WHERE id = :after)) "
+    "AND NOT EXISTS (SELECT 1 FROM json_each(:meta) AS wanted WHERE NOT EXISTS ("
+    "SELECT 1 FROM json_each(threads.meta) AS found WHERE found.key = wanted.key AND found.value = wanted.value)) "
+    "ORDER BY tid DESC LIMIT :limit"
+)

@@ -1,0 +1,409 @@
+"""What a session's journal says: a fold of its entries, the same live and on open. Pure in effect.
+
+A view is an accumulator that only its live thread's fold mutates. What `decide` functions need of an entry
+is indexed here, never searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from weft._repair import Transcript
+from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
+from weft.thread.entries import (
+    SETTLED,
+    TREE,
+    Audit,
+    Body,
+    CallResult,
+    Cancel,
+    Decision,
+    Entry,
+    Header,
+    Inbox,
+    Info,
+    Note,
+    Receipt,
+    Request,
+    Said,
+    ToolsStarted,
+    TurnEnded,
+    TurnStarted,
+)
+from weft.thread.store import Index
+
+UNKNOWN_CALL = Usage(unknown=1)
+
+
+@dataclass(slots=True)
+class CallView:
+    """An open call of the run's last assistant message."""
+
+    call: ToolCall
+    started: int = 0
+    effect: str | None = None
+    receipt: str | None = None
+    requests: list[str] = field(default_factory=list)
+    """Its own requests, in order; the last one counts."""
+
+
+@dataclass(slots=True)
+class RunView:
+    """The run that is open or parked."""
+
+    run: str
+    turn: str
+    """Its latest turn."""
+    cause: str
+    parked: bool
+    owner: str
+    steps_allowed: int
+    tokens_allowed: int | None
+    steps: int = 0
+    usage: Usage = NO_USAGE
+    text: str = ""
+    cancelled: bool = False
+    calls: dict[str, CallView] = field(default_factory=dict)
+    """The calls of the last assistant message, in order."""
+
+
+@dataclass(slots=True)
+class RequestView:
+    """A request, or the mirror of a child's."""
+
+    id: str
+    body: Request
+    mirror: bool
+    decision: Decision | None = None
+    spent: bool = False
+
+
+@dataclass(slots=True)
+class ReceiptView:
+    """A delegation."""
+
+    id: str
+    accepted: Receipt
+    time: float
+    requests: dict[str, None] = field(default_factory=dict)
+    """What its entries have named as waiting."""
+    settled: Receipt | None = None
+    settled_time: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndView:
+    """How a turn ended."""
+
+    run: str
+    outcome: str
+    stop: str | None
+    error: ErrorInfo | None
+    text: str
+    usage: Usage
+    """Of the run so far."""
+    length: int
+    """Of the transcript, in messages."""
+
+
+def thread_of(address: str) -> str:
+    """The thread that a request's or a receipt's id contains."""
+    return address.partition(".")[0]
+
+
+def first_index(header: Header) -> Index:
+    """The index of a thread that is only a header."""
+    return Index(kind=header.kind, name=header.name, parent=header.parent, root=header.root, meta=dict(header.meta))
+
+
+def next_index(index: Index, body: Body) -> Index:
+    """The index after one more entry; the same object where nothing of it changes."""
+    match body:
+        case Request():
+            due = index.due if body.expires is None else min(body.expires, index.due or body.expires)
+            return replace(index, pending=index.pending + 1, due=due)
+        case Decision():
+            pending = max(index.pending - 1, 0)
+            return replace(index, pending=pending, due=index.due if pending else None)
+        case Receipt() if body.receipt is None:
+            return replace(index, unsettled=index.unsettled + 1)
+        case Receipt() if body.state in SETTLED:
+            return replace(index, unsettled=max(index.unsettled - 1, 0))
+        case Info():
+            return replace(index, title=body.title or index.title, meta={**index.meta, **body.meta})
+        case _:
+            return index
+
+
+class View:
+    """A session as of its last fold."""
+
+    __slots__ = (
+        "_messages",
+        "continued",
+        "decisions",
+        "delegated",
+        "delivered",
+        "ended",
+        "header",
+        "index",
+        "keys",
+        "leaf",
+        "queue",
+        "receipts",
+        "replies",
+        "requests",
+        "run",
+        "started_at",
+        "transcript",
+        "turns",
+        "undecided",
+        "unsettled",
+    )
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.index = first_index(header)
+        self.leaf: str | None = None
+        self.transcript = Transcript()
+        self.replies = 0
+        """Assistant messages on the path."""
+        self.run: RunView | None = None
+        self.requests: dict[str, RequestView] = {}
+        self.undecided: dict[str, None] = {}
+        self.decisions: dict[str, Decision] = {}
+        self.receipts: dict[str, ReceiptView] = {}
+        self.unsettled: dict[str, None] = {}
+        self.queue: dict[str, Inbox] = {}
+        """Accepted input that waits, in order."""
+        self.keys: dict[str, tuple[str, Message]] = {}
+        """By the sender's key: the turn or the inbox item, and the message."""
+        self.delivered: dict[str, str] = {}
+        """By inbox item: the turn that took it."""
+        self.ended: dict[str, EndView] = {}
+        self.continued: dict[str, str] = {}
+        """By turn: the one that went on from it."""
+        self.started_at: dict[str, int] = {}
+        """By turn: its entry's position."""
+        self.turns: Usage = NO_USAGE
+        self.delegated: Usage = NO_USAGE
+        self._messages: tuple[int, tuple[Message, ...]] = (0, ())
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The transcript; built when asked for, kept until it grows."""
+        messages = self.transcript.messages
+        if self._messages[0] != len(messages):
+            self._messages = (len(messages), tuple(messages))
+        return self._messages[1]
+
+    @property
+    def phase(self) -> str:
+        """idle, open or parked."""
+        if self.run is None:
+            return "idle"
+        return "parked" if self.run.parked else "open"
+
+    def open_calls(self) -> list[CallView]:
+        """The run's calls without a result, in call order."""
+        run = self.run
+        if run is None:
+            return []
+        still = self.transcript.open
+        return [call for name, call in run.calls.items() if name in still]
+
+    def receipt_state(self, receipt: ReceiptView) -> str:
+        """accepted, parked, or how it settled. Parked while a request that its entries name is undecided here."""
+        if receipt.settled is not None:
+            return receipt.settled.state
+        return "parked" if any(name in self.undecided for name in receipt.requests) else "accepted"
+
+    def call_closed(self, call: CallView) -> bool:
+        """Whether an open call needs nobody any more: its receipt is settled, or its request decided."""
+        if call.receipt is not None:
+            return self.receipts[call.receipt].settled is not None
+        return bool(call.requests) and call.requests[-1] not in self.undecided
+
+    def resumable(self) -> bool:
+        """Whether the parked turn can go on: none of its calls is open."""
+        run = self.run
+        if run is None or not run.parked:
+            return False
+        return run.cancelled or all(self.call_closed(call) for call in self.open_calls())
+
+
+def evolve(view: View, entry: Entry) -> None:
+    """Fold one entry."""
+    body = entry.body
+    view.index = next_index(view.index, body)
+    if type(body) in TREE:
+        view.leaf = entry.id
+    match body:
+        case Said():
+            _said(view, entry, body)
+        case CallResult():
+            _call_result(view, body)
+        case TurnStarted():
+            _turn_started(view, entry, body)
+        case ToolsStarted():
+            _tools_started(view, body)
+        case TurnEnded():
+            _turn_ended(view, body)
+        case Receipt():
+            _receipt(view, entry, body)
+        case Request():
+            _request(view, entry, body)
+        case Decision():
+            _decision(view, body)
+        case Inbox():
+            _inbox(view, entry, body)
+        case Cancel():
+            if view.run is not None:
+                view.run.cancelled = True
+        case Header() | Info() | Note() | Audit():
+            pass
+        case _:
+            assert_never(body)
+
+
+def fold(header: Header, entries: Iterable[Entry]) -> View:
+    """The view of a journal."""
+    view = View(header)
+    for entry in entries:
+        evolve(view, entry)
+    return view
+
+
+def _said(view: View, entry: Entry, body: Said) -> None:
+    run = view.run
+    view.transcript.say(body.message)
+    if body.message.role == "assistant":
+        view.replies += 1
+        spent = UNKNOWN_CALL if body.usage is None else body.usage
+        view.turns += spent
+        if run is not None:
+            run.steps += 1
+            run.usage += spent
+            run.text = body.message.text
+            run.calls = {call.id: CallView(call) for call in body.message.calls}
+        return
+    turn = "" if run is None else run.turn
+    if body.key is not None:
+        view.keys.setdefault(body.key, (turn, body.message))
+    if body.item is not None:
+        view.queue.pop(body.item, None)
+        view.delivered[body.item] = turn
+
+
+def _call_result(view: View, body: CallResult) -> None:
+    result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
+    view.transcript.answer(result)
+
+
+def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
+    run = view.run
+    view.started_at[entry.id] = entry.position
+    if body.of is not None:
+        view.continued[body.of] = entry.id
+    for name in body.spends:
+        decision = view.decisions.get(name)
+        if decision is not None and decision.request in view.requests:
+            view.requests[decision.request].spent = True
+    if run is None or body.run is None:
+        view.run = RunView(
+            run=body.run or entry.id,
+            turn=entry.id,
+            cause=body.cause,
+            parked=False,
+            owner=body.owner,
+            steps_allowed=body.steps,
+            tokens_allowed=body.tokens,
+        )
+        return
+    run.turn, run.cause, run.owner, run.parked = entry.id, body.cause, body.owner, False
+    if body.cause == "recover" and not view.transcript.open:  # a model call may have been in flight
+        run.usage += UNKNOWN_CALL
+        view.turns += UNKNOWN_CALL
+
+
+def _tools_started(view: View, body: ToolsStarted) -> None:
+    if view.run is None:
+        return
+    for start in body.calls:
+        call = view.run.calls.get(start.call)
+        if call is not None:
+            call.started = max(call.started, start.attempt)
+            call.effect = start.effect
+
+
+def _turn_ended(view: View, body: TurnEnded) -> None:
+    run = view.run
+    if run is None:
+        return
+    run.usage += body.usage
+    view.turns += body.usage
+    view.ended[body.turn] = EndView(
+        run=run.run,
+        outcome=body.outcome,
+        stop=body.stop,
+        error=body.error,
+        text=run.text,
+        usage=run.usage,
+        length=len(view.transcript.messages),
+    )
+    if body.outcome == "parked":
+        run.parked = True
+    else:
+        view.run = None
+
+
+def _receipt(view: View, entry: Entry, body: Receipt) -> None:
+    if body.receipt is None:
+        name = f"{view.header.thread}.{entry.id}"
+        view.receipts[name] = ReceiptView(name, body, entry.time)
+        view.unsettled[name] = None
+        if view.run is not None and body.call in view.run.calls:
+            view.run.calls[body.call].receipt = name
+        return
+    receipt = view.receipts.get(body.receipt)
+    if receipt is None or receipt.settled is not None:
+        return
+    receipt.requests.update(dict.fromkeys(body.requests))
+    if body.state in SETTLED:
+        receipt.settled = body
+        receipt.settled_time = entry.time
+        view.unsettled.pop(receipt.id, None)
+        if body.usage is not None:
+            view.delegated += body.usage
+
+
+def _request(view: View, entry: Entry, body: Request) -> None:
+    mirror = body.request is not None
+    name = body.request or f"{view.header.thread}.{entry.id}"
+    if name in view.requests:
+        return
+    view.requests[name] = RequestView(name, body, mirror)
+    view.undecided[name] = None
+    if not mirror and view.run is not None and body.call in view.run.calls:
+        view.run.calls[body.call].requests.append(name)
+
+
+def _decision(view: View, body: Decision) -> None:
+    request = view.requests.get(body.request)
+    if request is None or request.decision is not None:
+        return
+    view.decisions[body.id] = body
+    request.decision = body
+    view.undecided.pop(request.id, None)
+
+
+def _inbox(view: View, entry: Entry, body: Inbox) -> None:
+    if body.state == "accepted":
+        view.queue[entry.id] = body
+        if body.key is not None and body.message is not None:
+            view.keys.setdefault(body.key, (entry.id, body.message))
+    elif body.state == "dropped" and body.item is not None:
+        view.queue.pop(body.item, None)
+        view.delivered[body.item] = ""

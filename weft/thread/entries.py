@@ -1,0 +1,301 @@
+"""What a journal consists of: a header, and entries of these kinds. Frozen values; the format that stays.
+
+*Tree* kinds have a parent and move the leaf; *journal* kinds are folded over the whole journal. *Turn* kinds
+are written by the turn's owner under its lease; *mail* kinds by any process. Codes, sources, causes and
+outcomes are open strings: an unknown one is kept and shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from weft.messages import NO_USAGE, ErrorInfo, Message, Usage
+
+FORMAT = 1
+"""The format of the lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line of a thread. Never changes."""
+
+    thread: str
+    kind: str
+    """`session`, `work`, `saga`, `loop`."""
+    name: str
+    """The agent's or the definition's name."""
+    created: float
+    """Seconds since the epoch, by its writer's clock."""
+    meta: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+    parent: str | None = None
+    """The thread that delegated to this one."""
+    root: str
+    """The thread at the top; its own id for a root."""
+    depth: int = 0
+    path: tuple[str, ...]
+    """The root's name, then the name of each delegating tool down to here."""
+    call: str | None = None
+    """The parent's call that this child answers."""
+    allow: tuple[str, ...] | None = None
+    """The permissions that its tools may need; None is everything."""
+    expires: float | None = 7 * 86_400.0
+    """Seconds that a request stays open where its tool does not say; None is for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted:
+    """Journal, turn. A turn begins; its id is the entry's."""
+
+    cause: str
+    """prompt, queued, resume, recover, …"""
+    run: str | None = None
+    """The run that it goes on with; None where it begins one, whose id is then the turn's."""
+    of: str | None = None
+    """The turn that it goes on from."""
+    spends: tuple[str, ...] = ()
+    """The decisions that it applies."""
+    owner: str
+    steps: int
+    """The limit of the run, in model calls."""
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Tree, turn. A user or assistant message."""
+
+    message: Message
+    usage: Usage | None = None
+    """What the step spent; None on a user message, or where the provider did not say."""
+    model: str | None = None
+    finish: str | None = None
+    key: str | None = None
+    """The sender's key, for idempotency."""
+    item: str | None = None
+    """The inbox item that this delivers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedCall:
+    """One body that is about to start."""
+
+    call: str
+    attempt: int
+    effect: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsStarted:
+    """Journal, turn. Durable before the bodies start."""
+
+    calls: tuple[StartedCall, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """Tree, turn. The one result of one call."""
+
+    call: str
+    content: str
+    is_error: bool = False
+    code: str | None = None
+    source: str
+    """body, refused, decision, expiry, interrupt, cancel, timeout, verify, receipt, repair."""
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """Journal, turn. The turn's end, or its park."""
+
+    turn: str
+    outcome: str
+    """answered, parked, stopped, failed, cancelled."""
+    stop: str | None = None
+    """The last reply's finish reason."""
+    error: ErrorInfo | None = None
+    open: tuple[str, ...] = ()
+    """The calls that wait, where it parked."""
+    usage: Usage = NO_USAGE
+    """What no message carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    """Journal, mail. Input that was accepted, and later what became of it."""
+
+    state: str
+    """accepted, delivered, deferred, dropped."""
+    item: str | None = None
+    """The accepting entry's id; None on that entry itself."""
+    policy: str = "queue"
+    message: Message | None = None
+    key: str | None = None
+    receipt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Journal, mail. A call waits for a person: one occurrence of one call with exactly these arguments."""
+
+    request: str | None = None
+    """None on the request itself, whose id is `<thread>.<entry id>`; on a mirror the id of what it mirrors."""
+    kind: str
+    """approval, uncertain."""
+    path: tuple[str, ...]
+    call: str
+    tool: str
+    args: str
+    """The stored argument text."""
+    digest: str
+    effect: str
+    reason: str | None = None
+    created: float
+    expires: float | None = None
+    """Seconds since the epoch, by the store's clock."""
+    allowed: tuple[str, ...]
+    """approve, deny, resolve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Journal, mail. What a person, or weft itself, decided about a request."""
+
+    id: str
+    request: str
+    outcome: str
+    """approve, deny, resolve, expire, cancel."""
+    reason: str | None = None
+    content: str | None = None
+    error: bool = False
+    by: str | None = None
+    via: str | None = None
+    at: float
+    args: str | None = None
+    always: bool = False
+    key: str | None = None
+    nonce: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Journal, mail. A delegation: accepted, parked, then settled once."""
+
+    state: str
+    """accepted, parked, done, failed, cancelled, capped."""
+    receipt: str | None = None
+    """None on the accepting entry, whose id makes the receipt's: `<thread>.<entry id>`."""
+    child: str | None = None
+    call: str | None = None
+    agent: str | None = None
+    wrap: str | None = None
+    """The delegating tool's name."""
+    prompt: str | None = None
+    requests: tuple[str, ...] = ()
+    """What a parked child waits for."""
+    stop: str | None = None
+    """The answer, or the cause of another end."""
+    usage: Usage | None = None
+    """The child's whole ledger."""
+    background: bool = False
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Journal, mail. The run that is open or parked here is to end."""
+
+    scope: str = "turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """Journal, mail. A title, or more metadata."""
+
+    title: str | None = None
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Journal, mail. An application's own entry; no model sees it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """Journal, mail. What was refused, or arrived too late."""
+
+    what: str
+    call: str | None = None
+    request: str | None = None
+    detail: str | None = None
+
+
+Body: TypeAlias = (
+    Header
+    | TurnStarted
+    | Said
+    | ToolsStarted
+    | CallResult
+    | TurnEnded
+    | Inbox
+    | Request
+    | Decision
+    | Receipt
+    | Cancel
+    | Info
+    | Note
+    | Audit
+)
+
+KINDS: Mapping[str, tuple[int, type[Body]]] = MappingProxyType(
+    {
+        "header": (1, Header),
+        "turn_started": (1, TurnStarted),
+        "message": (1, Said),
+        "tools_started": (1, ToolsStarted),
+        "tool_result": (1, CallResult),
+        "turn_ended": (1, TurnEnded),
+        "inbox": (1, Inbox),
+        "request": (1, Request),
+        "decision": (1, Decision),
+        "receipt": (1, Receipt),
+        "cancel": (1, Cancel),
+        "info": (1, Info),
+        "note": (1, Note),
+        "audit": (1, Audit),
+    }
+)
+"""The kinds of a session, with their version."""
+
+NAMES: Mapping[type[Body], str] = MappingProxyType({body: kind for kind, (_, body) in KINDS.items()})
+TREE: frozenset[type[Body]] = frozenset({Said, CallResult})
+MAIL: frozenset[type[Body]] = frozenset({Inbox, Request, Decision, Receipt, Cancel, Info, Note, Audit})
+SETTLED: frozenset[str] = frozenset({"done", "failed", "cancelled", "capped"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of a journal, decoded."""
+
+    position: int
+    """Its place. Order only, never an identity."""
+    id: str
+    parent: str | None
+    """For tree kinds, the entry that it follows on its path."""
+    time: float
+    """Its writer's clock, seconds since the epoch; decides nothing."""
+    body: Body
+
+    @property
+    def kind(self) -> str:
+        """The kind's name."""
+        return NAMES[type(self.body)]

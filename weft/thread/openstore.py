@@ -1,0 +1,483 @@
+"""Opening a store of sessions, and what can be done with it while it is open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from weft._agent import Agent, check_allowed, narrower
+from weft._contain import contain_call
+from weft._ports import Clock, Ids, SystemClock, SystemIds
+from weft.errors import Busy, Closed, NotFound, NotPending, WeftError, WrongCall
+from weft.thread import _approvals, entries
+from weft.thread._actor import Actor
+from weft.thread._codec import decode_line
+from weft.thread._host import Host
+from weft.thread._live import Live
+from weft.thread._runner import TurnRunner
+from weft.thread._view import thread_of
+from weft.thread.entries import Entry, Header
+from weft.thread.memory import Memory, MemoryStore
+from weft.thread.session import Session, decisions_of
+from weft.thread.sqlite import SQLiteStore, Synchronous
+from weft.thread.store import Head, Query, Store
+from weft.thread.turn import Turn
+from weft.thread.watch import Watch
+
+__all__ = ["OpenStore", "Root", "open_store"]
+
+DepsT = TypeVar("DepsT")
+
+GRACE = 25.0
+"""Seconds that leaving waits for what runs."""
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """An agent with its deps, for going on with what others left.
+
+    `deps` is a value, or a function of the session's header.
+    """
+
+    agent: Agent[Any]
+    deps: Any = field(default=None)
+
+    def deps_for(self, header: Header) -> Any:
+        """The deps for one session."""
+        return self.deps(header) if callable(self.deps) else self.deps
+
+
+class OpenStore:
+    """An open store: `create`, `open`, `list`, `watch`, `decide`, `delete`, `recover`.
+
+    Entering starts a host task that owns every turn; leaving hands off: what runs gets up to `grace`
+    seconds, the rest stays as it is for whoever opens the store next. An exception of the body leaves
+    unchanged, and waits for nothing. On `memory:` nobody can take over, so leaving cancels what runs.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock, ids: Ids, grace: float = GRACE) -> None:
+        self.store = store
+        self.clock = clock
+        self.ids = ids
+        self.reports: list[tuple[str, Exception]] = []
+        """What could not be gone on with and was left: thread and reason."""
+        self._grace = grace
+        self._host = Host()
+        self._lives: WeakValueDictionary[str, Live] = WeakValueDictionary()
+        self._runners: set[TurnRunner] = set()
+        self._observers: list[Callable[[str, Entry], None]] = []
+        self._idle: asyncio.Future[None] | None = None
+        self._open = False
+
+    # -- opening and leaving
+
+    async def __aenter__(self) -> Self:
+        await self.store.start()
+        await self._host.start()
+        self._open = True
+        self._host.spawn(self._renew(), name="weft leases")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        try:
+            if self._runners:
+                await self._rest(0.0 if kind is not None else self._grace)
+            if self._runners and not self.store.survives:
+                await self._cancel_running()
+        finally:
+            await self._host.leave()
+            await self._hand_off()
+            for live in tuple(self._lives.values()):
+                live.close(Closed("the store was left; open it again with weft.thread.open_store, and store.open"))
+            await self.store.stop()
+
+    async def _rest(self, seconds: float) -> None:
+        """Return when nothing runs, or the time is over."""
+        if seconds <= 0:
+            return
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle = idle
+
+        def over() -> None:
+            if not idle.done():
+                idle.set_result(None)
+
+        timer = self.clock.deadline(seconds, over)
+        try:
+            await idle
+        finally:
+            timer.cancel()
+            self._idle = None
+
+    async def _cancel_running(self) -> None:
+        for runner in tuple(self._runners):
+            if runner.loop is not None:
+                runner.loop.interrupt("cancel")
+        await self._rest(2.0)
+
+    async def _hand_off(self) -> None:
+        """Expire our leases, so that anyone may go on at once."""
+        waits: list[asyncio.Future[None]] = []
+        for live in tuple(self._lives.values()):
+            if live.generation is not None and live.quiet:
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                live.record((), "hand_off", _setter(done))
+                waits.append(done)
+        if waits:
+            timer = self.clock.deadline(5.0, lambda: [_setter(done)() for done in waits])
+            await asyncio.wait(waits)
+            timer.cancel()
+
+    async def _renew(self) -> None:
+        """Extend the leases of what runs here, every third of their time."""
+        every = self.store.ttl / 3
+        while True:
+            await self.clock.sleep(every)
+            held = [(live.id, live.generation) for live in self._lives.values() if live.generation is not None]
+            if not held:
+                continue
+            sent = self.clock.monotonic()
+            outcome = await _contained_renewal(self.store, held)
+            if outcome is None:
+                continue  # a failed renewal kills nothing; the time running out does
+            for thread, generation in held:
+                live = self._lives.get(thread)
+                if live is not None and live.generation == generation:
+                    live.renewed(sent) if thread in outcome else live.lose()
+
+    # -- for actors and live threads
+
+    def live(self, thread: str) -> Live:
+        """The live thread of this id; not yet loaded, perhaps."""
+        found = self._lives.get(thread)
+        if found is None:
+            found = self._lives[thread] = Live(self, thread)
+        return found
+
+    def spawn(self, work: Any, *, name: str, context: Context | None = None) -> None:
+        """Start a task in the store's group."""
+        self._host.spawn(work, name=name, context=context)
+
+    def committed(self, thread: str, committed: Sequence[Entry]) -> None:
+        """Tell observers of entries that this process has committed."""
+        for observer in self._observers:
+            for entry in committed:
+                contain_call("observer", _told(observer, thread, entry))
+
+    def running(self, runner: TurnRunner) -> None:
+        """A turn runs here, until it is done."""
+        self._runners.add(runner)
+        runner.done.add_done_callback(lambda _: self._rests(runner))
+
+    def _rests(self, runner: TurnRunner) -> None:
+        self._runners.discard(runner)
+        if not self._runners and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def report(self, thread: str, error: Exception) -> None:
+        """Keep what could not be gone on with."""
+        self.reports.append((thread, error))
+
+    # -- sessions
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("the store is not open; use `async with open_store(…) as store:`")
+
+    async def create(
+        self,
+        agent: Agent[DepsT],
+        *,
+        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
+        meta: Mapping[str, str] | None = None,
+        allow: Iterable[str] | None = None,
+        expires: float | None = 7 * 86_400.0,
+    ) -> Session:
+        """A new session; durable when this returns.
+
+        Args:
+            agent: Who runs it.
+            deps: What its tools get.
+            meta: Strings by which it can be listed.
+            allow: The permissions that its tools may need; absent: what the agent allows.
+            expires: Seconds that its requests stay open where a tool does not say; None is for ever.
+
+        Raises:
+            NotAllowed: A tool needs a permission that is not given.
+            WrongCall: The deps or the metadata are not of the right type.
+        """
+        self._check_open()
+        agent._check_deps(deps)
+        allowed = narrower(agent.allow, None if allow is None else frozenset(allow))
+        check_allowed(agent.tools, allowed)
+        header = Header(
+            thread=(thread := self.ids.new()),
+            kind="session",
+            name=agent.name,
+            created=self.clock.now(),
+            meta=_checked(meta or {}),
+            root=thread,
+            path=(agent.name,),
+            allow=None if allowed is None else tuple(sorted(allowed)),
+            expires=expires,
+        )
+        live = self.live(thread)
+        await live.found(header)[1]
+        return Session(self, live, Actor(self, live, agent, deps))
+
+    async def open(
+        self,
+        session: str,
+        agent: Agent[DepsT] | None = None,
+        *,
+        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
+    ) -> Session:
+        """A session that is there. Reads only: starts nothing, writes nothing; `resume` goes on with it.
+
+        Without an agent it can be read, decided and sent to, and whoever has the agent goes on.
+
+        Raises:
+            NotFound: No thread has this id.
+            Corrupt, NewerFormat: Its journal cannot be read.
+        """
+        self._check_open()
+        if agent is not None:
+            agent._check_deps(deps)
+        live = self.live(session)
+        fresh = not live.loaded
+        await live.open()
+        if not fresh:
+            await live.refresh()
+        return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
+
+    async def recover(self, session: str, root: Root | Agent[Any]) -> Turn | None:
+        """`open`, then `resume`, for what a dead process left.
+
+        A child is rebuilt from its root: give the root's agent.
+
+        Returns:
+            The thread's turn that goes on; None where nothing is to be done, or somebody is at it.
+
+        Raises:
+            NotFound: No thread has this id.
+            Changed: The agent does not fit what is stored.
+        """
+        self._check_open()
+        root = root if isinstance(root, Root) else Root(agent=root)
+        live = await self.live(session).open()
+        header = live.view.header
+        if header.root == session:
+            opened = await self.open(session, root.agent, deps=root.deps_for(header))
+            return await opened.resume()
+        top = await self.live(header.root).open()
+        parked = None if live.view.run is None else live.view.run.turn
+        opened = await self.open(header.root, root.agent, deps=root.deps_for(top.view.header))
+        await opened.resume()
+        return None if parked is None else Turn(live, after=parked)
+
+    async def decide(self, *decisions: _approvals.Decision) -> None:
+        """Record decisions, all or none, without an agent, and pass them down; whoever has the agent goes on.
+
+        The requests may be of any session; those of a child are recorded at its root.
+
+        Raises:
+            NotPending: A request is unknown.
+            Expired, Conflict, InvalidDecision: As for `session.decide`.
+        """
+        self._check_open()
+        roots: dict[str, list[_approvals.Decision]] = {}
+        for decision in decisions:
+            roots.setdefault(await self._root_of(decision.request), []).append(decision)
+        for thread, batch in roots.items():
+            live = await self.live(thread).open()
+            await live.refresh()
+            for made in await self.record_decisions(live, tuple(batch)):
+                await self.push_down(made)
+
+    async def _root_of(self, request: str) -> str:
+        try:
+            live = await self.live(thread_of(request)).open()
+        except NotFound:
+            raise NotPending(request, "is of no thread in this store") from None
+        return live.view.header.root
+
+    async def record_decisions(
+        self, live: Live, decisions: tuple[_approvals.Decision, ...]
+    ) -> tuple[entries.Decision, ...]:
+        """Record decisions at the root; those that stand now, of these requests."""
+        now = await self.store.now()
+        ids = [self.ids.new() for _ in decisions]
+        await live.command(lambda view: _approvals.decide(view, decisions, ids, now))
+        return decisions_of(live.view, (decision.request for decision in decisions))
+
+    async def push_down(self, decision: entries.Decision) -> None:
+        """The same decision, level by level, to the thread that its request names."""
+        path: list[Live] = []
+        live = await self.live(thread_of(decision.request)).open()
+        while live.view.header.parent is not None:
+            path.append(live)
+            live = await self.live(live.view.header.parent).open()
+        for level in reversed(path):
+            await level.command(lambda view: _approvals.push(view, [decision]))
+
+    def list(self, *, meta: Mapping[str, str] | None = None, kind: str = "session") -> AsyncIterator[Header]:
+        """Headers, newest first.
+
+        Args:
+            meta: Only threads with these metadata.
+            kind: Only threads of this kind.
+        """
+        return _Listing(self, Query(kind=kind, meta=_checked(meta or {}), limit=PAGE))
+
+    def watch(self, thread: str, *, after: int = 0, until: Head | None = None) -> Watch:
+        """Every entry from position `after` on, exactly once, in order, then live; `until` a head.
+
+        Also what other processes write. Raises `NotFound` when the thread is deleted.
+        """
+        self._check_open()
+        return Watch(self.live(thread), after=after, until=until)
+
+    async def delete(self, thread: str) -> None:
+        """Delete an idle thread.
+
+        Raises:
+            NotFound: No thread has this id.
+            Busy: It runs a turn, or has delegations that are not settled.
+        """
+        self._check_open()
+        live = await self.live(thread).open()
+        await live.refresh()
+        if live.view.unsettled:
+            raise Busy(f"thread {thread!r} has delegations that are not settled")
+        if live.view.phase == "open":
+            raise Busy(f"thread {thread!r} runs a turn")
+        await self.store.delete(thread, live.head)
+        live.close(NotFound(thread))
+        self._lives.pop(thread, None)
+
+    def observe(self, observer: Callable[[str, Entry], None]) -> None:
+        """Call `observer(thread, entry)` for every entry that this process commits, after the commit.
+
+        What it raises is contained.
+        """
+        self._observers.append(observer)
+
+
+class _Listing:
+    """Pages of headers, one after another. Owns nothing that needs closing."""
+
+    def __init__(self, store: OpenStore, query: Query) -> None:
+        self._store = store
+        self._query = query
+        self._rows: list[tuple[str, bytes]] = []
+        self._more = True
+
+    def __aiter__(self) -> AsyncIterator[Header]:
+        return _Listing(self._store, self._query)
+
+    async def __anext__(self) -> Header:
+        self._store._check_open()
+        if not self._rows and self._more:
+            await self._page()
+        if not self._rows:
+            raise StopAsyncIteration
+        thread, line = self._rows.pop(0)
+        header = decode_line(line, thread, 0).body
+        assert isinstance(header, Header)
+        return header
+
+    async def _page(self) -> None:
+        query = self._query
+        self._rows = await self._store.store.list(query)
+        self._more = len(self._rows) == query.limit
+        if self._rows:
+            self._query = Query(kind=query.kind, meta=query.meta, after=self._rows[-1][0], limit=query.limit)
+
+
+def open_store(
+    where: str | Memory | Store,
+    *,
+    node: str | None = None,
+    lease: float = 30.0,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+    synchronous: Synchronous | Literal["FULL", "NORMAL"] = "FULL",
+    grace: float = GRACE,
+) -> OpenStore:
+    """A store, to be entered with `async with`.
+
+    Args:
+        where: `"memory:"`, a `Memory`, `"sqlite:///relative.db"` or `"sqlite:////absolute.db"`, or a `Store`.
+        node: A name for this node in lease tokens; host, process and a random part if absent.
+        lease: Seconds that a lease lasts, 0.1 to 86,400.
+        clock: The time; the system's if absent.
+        ids: The identities; random if absent.
+        synchronous: SQLite's setting. `FULL` keeps what was acknowledged through power loss; `NORMAL` may
+            lose the last commits then, and nothing when only the process dies.
+        grace: Seconds that leaving waits for what runs.
+
+    Raises:
+        WrongCall: The address or a setting is not understood.
+    """
+    if not 0.1 <= lease <= 86_400:
+        raise WrongCall("lease is between 0.1 and 86,400 seconds")
+    clock = clock or SystemClock()
+    ids = ids or SystemIds()
+    name = node or f"{socket.gethostname()}:{os.getpid()}"
+    owner = f"{name}/{ids.new()}"
+    return OpenStore(_store(where, owner, lease, clock, synchronous), clock=clock, ids=ids, grace=grace)
+
+
+def _store(
+    where: str | Memory | Store, owner: str, lease: float, clock: Clock, synchronous: Literal["FULL", "NORMAL"]
+) -> Store:
+    if isinstance(where, Memory):
+        return MemoryStore(where, owner=owner, ttl=lease, clock=clock, survives=True)
+    if not isinstance(where, str):
+        return where
+    if where == "memory:":
+        return MemoryStore(Memory(), owner=owner, ttl=lease, clock=clock, survives=False)
+    if where.startswith("sqlite:///") and len(where) > len("sqlite:///"):
+        return SQLiteStore(
+            Path(where.removeprefix("sqlite:///")), owner=owner, ttl=lease, clock=clock, synchronous=synchronous
+        )
+    raise WrongCall(f"no store at {where!r}; use 'memory:' or 'sqlite:///file.db'")
+
+
+def _checked(meta: Mapping[str, str]) -> dict[str, str]:
+    pairs: tuple[tuple[object, object], ...] = tuple(meta.items())
+    for key, value in pairs:
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
+    return dict(meta)
+
+
+def _setter(done: asyncio.Future[None]) -> Callable[[], None]:
+    def fire() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    return fire
+
+
+def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> Callable[[], None]:
+    return lambda: observer(thread, entry)
+
+
+async def _contained_renewal(store: Store, held: Sequence[tuple[str, int]]) -> set[str] | None:
+    try:
+        return await store.renew(held)
+    except WeftError:
+        return None

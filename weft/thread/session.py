@@ -1,0 +1,220 @@
+"""A session: an agent's stored conversation, with its turns, requests and receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from weft._agent import Agent, Prompt
+from weft._run import Result
+from weft.errors import WrongCall
+from weft.messages import Message, Usage, as_message
+from weft.thread import _approvals, _receipts, _turns, entries
+from weft.thread._actor import Actor
+from weft.thread._live import Live
+from weft.thread._turns import Plan
+from weft.thread._view import View, thread_of
+from weft.thread.store import Head
+from weft.thread.turn import Turn
+
+__all__ = ["Session", "SessionUsage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUsage:
+    """What a session has spent, as providers reported it."""
+
+    turns: Usage
+    """All its own model calls, failed attempts too."""
+    delegated: Usage
+    """Its settled delegations, each with its child's whole ledger."""
+
+    @property
+    def total(self) -> Usage:
+        """Both."""
+        return self.turns + self.delegated
+
+
+class Decider(Protocol):
+    """What a session needs of its store to decide."""
+
+    async def record_decisions(
+        self, live: Live, decisions: tuple[_approvals.Decision, ...]
+    ) -> tuple[entries.Decision, ...]:
+        """Record decisions at the root; those that stand now, of these requests."""
+        ...
+
+    async def push_down(self, decision: entries.Decision) -> None:
+        """The same decision, level by level, to the thread that its request names."""
+        ...
+
+    def live(self, thread: str) -> Live:
+        """The live thread of this id."""
+        ...
+
+
+class Session:
+    """A handle on a session. Any number may be open; all of this process share one live thread.
+
+    The properties are as of the last fold and do no I/O; `refresh` folds what others wrote.
+    """
+
+    def __init__(self, decider: Decider, live: Live, actor: Actor | None) -> None:
+        self._decider = decider
+        self._live = live
+        self._actor = actor
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r})"
+
+    @property
+    def id(self) -> str:
+        """The thread's id."""
+        return self._live.id
+
+    @property
+    def agent(self) -> Agent[Any] | None:
+        """Who runs it here; None where it was opened only to read, decide and send."""
+        return None if self._actor is None else self._actor.agent
+
+    @property
+    def header(self) -> entries.Header:
+        """Its first line."""
+        return self._live.view.header
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        """Its metadata."""
+        return self._live.view.index.meta
+
+    @property
+    def head(self) -> Head:
+        """How many lines it has, and the digest of the last."""
+        return self._live.head
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The transcript, up to the open step."""
+        return self._live.view.messages
+
+    @property
+    def pending(self) -> tuple[_approvals.Request, ...]:
+        """What waits for a decision here, children's requests too, in the order in which it was asked."""
+        return _approvals.pending(self._live.view)
+
+    @property
+    def receipts(self) -> tuple[_receipts.Receipt, ...]:
+        """Its delegations, in acceptance order."""
+        return _receipts.receipts(self._live.view)
+
+    @property
+    def usage(self) -> SessionUsage:
+        """What it has spent."""
+        view = self._live.view
+        return SessionUsage(turns=view.turns, delegated=view.delegated)
+
+    async def ask(self, prompt: Prompt, *, key: str | None = None) -> Result:
+        """`send`, then `wait`. Cancelling it does not cancel the turn.
+
+        Raises:
+            RunFailed: The run failed.
+            TurnCancelled: It was cancelled.
+        """
+        return await (await self.send(prompt, key=key)).wait()
+
+    async def send(
+        self, prompt: Prompt, *, policy: Literal["queue", "reject"] = "queue", key: str | None = None
+    ) -> Turn:
+        """Accept an input; durable when this returns.
+
+        Args:
+            prompt: Text, parts, or a message.
+            policy: On a busy session, `queue` runs it after what came before, also after a restart; `reject`
+                refuses.
+            key: Makes it idempotent: the same key and message gives the same turn.
+
+        Raises:
+            Busy: With `reject`, where a turn runs or waits. Nothing was written.
+            Conflict: The key was used before with another message.
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        if policy not in ("queue", "reject"):
+            raise WrongCall(f"no policy {policy!r}; use 'queue' or 'reject'")
+        message = as_message(prompt)
+        if self._actor is not None:
+            return await self._actor.send(message, policy=policy, key=key)
+        return await self._leave_message(message, key)
+
+    async def _leave_message(self, message: Message, key: str | None) -> Turn:
+        """Without an agent: accepted for whoever has it."""
+
+        def decide(view: View) -> Plan | None:
+            return None if key is not None and key in view.keys else _turns.accept(message, key)
+
+        plan = await self._live.command(decide)
+        item = self._live.view.keys[key][0] if plan is None and key is not None else plan.ids[0] if plan else None
+        return Turn(self._live, item=item)
+
+    async def decide(self, *decisions: _approvals.Decision) -> Turn:
+        """Record decisions, all or none, durably; then go on with what they allow.
+
+        Returns:
+            The turn that goes on; while other calls wait, the parked one, whose `wait` returns at once; for
+            a child's request, the turn here that goes on when the child is done.
+
+        Raises:
+            NotPending: A request is unknown here.
+            Expired: Its time is over.
+            Conflict: It was decided otherwise before.
+            InvalidDecision: It does not allow this outcome, or there is no decision.
+            DecideAtRoot: This session is a child.
+            Changed: The agent given now has no tool for an approved call any more.
+        """
+        turn = self._parked_turn()
+        made = await self._decider.record_decisions(self._live, decisions)
+        await self._carry_down(made)
+        if self._actor is None:
+            return turn if turn is not None else Turn(self._live, after="")
+        going_on = await self._actor.go_on()
+        if going_on is not None:
+            return going_on
+        own = all(thread_of(decision.request) == self.id for decision in made)
+        parked = self._parked_turn()
+        if parked is not None and not own:
+            return Turn(self._live, after=parked.id)
+        return parked or turn or Turn(self._live, after="")
+
+    async def _carry_down(self, made: tuple[entries.Decision, ...]) -> None:
+        for decision in made:
+            if thread_of(decision.request) != self.id:
+                await self._decider.push_down(decision)
+
+    def _parked_turn(self) -> Turn | None:
+        run = self._live.view.run
+        return None if run is None else Turn(self._live, turn=run.turn)
+
+    async def resume(self) -> Turn | None:
+        """Go on with whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
+
+        Returns:
+            The turn that runs, or will when a child is done; None where nothing is to be done, or somebody
+            else is at it.
+
+        Raises:
+            WrongCall: The session was opened without an agent.
+            Changed: The agent given now does not fit what is stored.
+        """
+        if self._actor is None:
+            raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
+        return await self._actor.go_on()
+
+    async def refresh(self) -> None:
+        """Fold what others wrote."""
+        await self._live.refresh()
+
+
+def decisions_of(view: View, requests: Iterable[str]) -> tuple[entries.Decision, ...]:
+    """The decisions that stand for these requests."""
+    found = (view.requests[name].decision for name in requests if name in view.requests)
+    return tuple(decision for decision in found if decision is not None)

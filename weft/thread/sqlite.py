@@ -1,0 +1,465 @@
+"""The embedded store: one SQLite file, several processes, grouped commits.
+
+One writer thread drains a queue: one transaction carries what many sessions wait for. Reading goes through
+aiosqlite on a connection of its own. Files are readable by their owner only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import aiosqlite
+
+from weft._ports import Clock
+from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
+from weft.thread import _schema_sql as sql
+from weft.thread._alive import ProofOfLife, forget_dead, proved_dead
+from weft.thread._codec import digest_line
+from weft.thread.store import (
+    Appended,
+    Claim,
+    Head,
+    Hold,
+    Index,
+    Lease,
+    LeaseChange,
+    Loaded,
+    Query,
+    Release,
+    Seize,
+)
+
+__all__ = ["SQLiteStore"]
+
+Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
+Outcome: TypeAlias = object
+_BATCH = 1024
+_RETRY = 0.0005
+"""Seconds between tries while another process writes; SQLite's own busy handler starves a lone session."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One thing for the writer to do, and who waits for it."""
+
+    future: asyncio.Future[Any]
+    work: Callable[[sqlite3.Connection], Outcome]
+    written: Callable[[sqlite3.Connection], Outcome | None]
+    """Reads back whether it was written, when a commit's outcome is not known; None where it was not."""
+
+
+class SQLiteStore:
+    """Threads in a SQLite file.
+
+    Args:
+        path: The database file; made if it is not there.
+        owner: The token for leases.
+        ttl: Seconds that a lease lasts.
+        clock: The time by which leases are judged.
+        synchronous: `FULL` survives power loss; `NORMAL` may lose the last commits then, never on a crash of
+            the process, and never leaves a journal torn.
+    """
+
+    survives = True
+
+    def __init__(self, path: Path, *, owner: str, ttl: float, clock: Clock, synchronous: Synchronous = "FULL") -> None:
+        self.owner = owner
+        self.ttl = ttl
+        self._path = path
+        self._clock = clock
+        self._synchronous = synchronous
+        self._alive = ProofOfLife(path, owner)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reader: aiosqlite.Connection | None = None
+        self._writer: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
+        self._ended: asyncio.Future[None] | None = None
+
+    # -- opening and closing
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+        self._make_file()
+        reader = aiosqlite.connect(self._path, isolation_level=None, timeout=0)
+        self._reader = await reader
+        try:
+            await self._patiently()
+            connection = self._connect()
+        except BaseException:
+            await self._reader.close()
+            self._reader = None
+            raise
+        self._alive.begin()
+        self._ended = self._loop.create_future()
+        self._writer = threading.Thread(target=self._write, args=(connection,), name="weft-writer", daemon=True)
+        self._writer.start()
+
+    async def stop(self) -> None:
+        if self._writer is None or self._ended is None:
+            return
+        self._jobs.put(None)
+        await self._ended
+        self._writer.join()
+        self._writer = None
+        if self._reader is not None:
+            await self._reader.close()
+            self._reader = None
+        self._alive.end()
+
+    def _make_file(self) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreFailed(f"cannot open {self._path.name!r}: {error.strerror}") from error
+        os.close(descriptor)
+
+    async def _patiently(self) -> None:
+        """Migrate, again and again while another process is at it."""
+        while True:
+            try:
+                await self._migrate()
+            except sqlite3.OperationalError as error:
+                if not _busy(error):
+                    raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
+                await self._clock.sleep(0.005)
+            except sqlite3.DatabaseError as error:
+                raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
+            else:
+                return
+
+    async def _migrate(self) -> None:
+        reader = self._require_reader()
+        await reader.execute("PRAGMA journal_mode = WAL")
+        version = await self._version()
+        if version == sql.SCHEMA:
+            return
+        await reader.execute("BEGIN IMMEDIATE")
+        try:
+            version = await self._version()
+            for step in sql.MIGRATIONS[version:]:
+                for statement in step:
+                    await reader.execute(statement)
+            await reader.execute(f"PRAGMA user_version = {sql.SCHEMA}")
+            await reader.execute(f"PRAGMA application_id = {sql.APPLICATION_ID}")
+            await reader.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                await reader.execute("ROLLBACK")
+            raise
+
+    async def _version(self) -> int:
+        reader = self._require_reader()
+        rows = list(await reader.execute_fetchall("PRAGMA user_version"))
+        version = int(rows[0][0])
+        if version > sql.SCHEMA:
+            raise NewerFormat(f"{self._path.name!r} has schema {version}, written by a newer weft; upgrade")
+        return version
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, timeout=0, check_same_thread=False)
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        return connection
+
+    def _require_reader(self) -> aiosqlite.Connection:
+        if self._reader is None:
+            raise Closed("the store was left; open it again with weft.thread.open_store")
+        return self._reader
+
+    # -- writing
+
+    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
+        values = {"id": thread, "digest": digest_line(line), **_index_values(index)}
+        values |= {"kind": index.kind, "name": index.name, "parent": index.parent, "root": index.root}
+        text = line.decode("ascii")
+
+        def stored(connection: sqlite3.Connection) -> bytes | None:
+            row = connection.execute(sql.ONE_LINE, (thread, 0)).fetchone()
+            return None if row is None else str(row[0]).encode("ascii")
+
+        def work(connection: sqlite3.Connection) -> Outcome:
+            row = connection.execute(sql.CREATE, values).fetchone()
+            if row is None:
+                return stored(connection)
+            connection.execute(sql.INSERT_LINE, (row[0], 0, text))
+            return line
+
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._enqueue(future, work, stored)
+        return future
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        head = Head(expect.count + len(lines), digest_line(lines[-1])) if lines else expect
+        texts = [line.decode("ascii") for line in lines]
+        change, values = self._change(lease)
+        values |= {
+            "id": thread,
+            "count": head.count,
+            "digest": head.digest,
+            "old_count": expect.count,
+            "old_digest": expect.digest,
+        }
+        if index is not None:
+            values |= _index_values(index)
+        statement = sql.append_statement(change, index=index is not None)
+
+        def work(connection: sqlite3.Connection) -> Outcome:
+            now = self._clock.now()
+            bound = {**values, "now": now, "expires": now + self.ttl}
+            row = connection.execute(statement, bound).fetchone()
+            if row is None:
+                refusal = self._refusal(connection, thread, expect)
+                if not isinstance(refusal, Locked) or not self._bury(connection, refusal.holder):
+                    return refusal
+                row = connection.execute(statement, bound).fetchone()
+                if row is None:
+                    return self._refusal(connection, thread, expect)
+            tid, generation = row
+            first = expect.count
+            connection.executemany(sql.INSERT_LINE, [(tid, first + n, text) for n, text in enumerate(texts)])
+            return Appended(head, generation)
+
+        def written(connection: sqlite3.Connection) -> Outcome | None:
+            return self._read_back(connection, thread, head, bool(lines))
+
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self._enqueue(future, work, written)
+        return future
+
+    def _change(self, lease: LeaseChange) -> tuple[str, dict[str, object]]:
+        match lease:
+            case None:
+                return "mail", {}
+            case Claim():
+                return "claim", {"owner": None if lease.once else self.owner}
+            case Seize():
+                return "seize", {"owner": None if lease.once else self.owner}
+            case Hold():
+                kind = "hand_off" if lease.hand_off else "hold"
+                return kind, {"me": self.owner, "generation": lease.generation}
+            case Release():
+                return "release", {"me": self.owner, "generation": lease.generation}
+
+    def _refusal(self, connection: sqlite3.Connection, thread: str, expect: Head) -> Outcome:
+        """Why no row was moved: it is not there, it has another head, or somebody holds it."""
+        row = connection.execute(sql.STATE, (thread,)).fetchone()
+        if row is None:
+            return NotFound(thread)
+        head = Head(row[1], row[2])
+        if head != expect:
+            return Stale(thread, head)
+        return Locked(thread, row[3])
+
+    def _bury(self, connection: sqlite3.Connection, owner: str | None) -> bool:
+        """Expire all leases of an owner that is proved dead."""
+        if owner is None or owner == self.owner or not proved_dead(self._path, owner):
+            return False
+        connection.execute(sql.EXPIRE_OWNER, (owner,))
+        forget_dead(self._path, owner)
+        return True
+
+    def _read_back(self, connection: sqlite3.Connection, thread: str, head: Head, has_lines: bool) -> Appended | None:
+        row = connection.execute(sql.STATE, (thread,)).fetchone()
+        if row is None:
+            return None
+        if has_lines:
+            line = connection.execute(sql.ONE_LINE, (thread, head.count - 1)).fetchone()
+            if line is None or digest_line(str(line[0]).encode("ascii")) != head.digest:
+                return None
+        elif Head(row[1], row[2]) != head:
+            return None
+        return Appended(head, row[4])
+
+    async def delete(self, thread: str, expect: Head) -> None:
+        def work(connection: sqlite3.Connection) -> Outcome:
+            row = connection.execute(sql.STATE, (thread,)).fetchone()
+            if row is None:
+                return NotFound(thread)
+            if Head(row[1], row[2]) != expect:
+                return Stale(thread, Head(row[1], row[2]))
+            if row[3] is not None and row[5] > self._clock.now() and not self._bury(connection, row[3]):
+                return Locked(thread, row[3])
+            connection.execute(sql.DELETE_LINES, (row[0],))
+            connection.execute(sql.DELETE_THREAD, (row[0],))
+            return True
+
+        def written(connection: sqlite3.Connection) -> Outcome | None:
+            return True if connection.execute(sql.STATE, (thread,)).fetchone() is None else None
+
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._enqueue(future, work, written)
+        await future
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+        def work(connection: sqlite3.Connection) -> Outcome:
+            now = self._clock.now()
+            kept = set()
+            for thread, generation in held:
+                values = (now + self.ttl, thread, self.owner, generation, now)
+                if connection.execute(sql.RENEW, values).fetchone() is not None:
+                    kept.add(thread)
+            return kept
+
+        future: asyncio.Future[set[str]] = asyncio.get_running_loop().create_future()
+        self._enqueue(future, work, lambda _: None)
+        return await future
+
+    def _enqueue(
+        self,
+        future: asyncio.Future[Any],
+        work: Callable[[sqlite3.Connection], Outcome],
+        written: Callable[[sqlite3.Connection], Outcome | None],
+    ) -> None:
+        if self._writer is None:
+            future.set_exception(Closed("the store was left; open it again with weft.thread.open_store"))
+        elif os.getpid() != self._process:
+            future.set_exception(Closed("the store was opened before a fork; open it in this process"))
+        else:
+            self._jobs.put(_Job(future, work, written))
+
+    # -- the writer thread
+
+    def _write(self, connection: sqlite3.Connection) -> None:
+        try:
+            while True:
+                first = self._jobs.get()
+                if first is None:
+                    return
+                batch, last = self._drain(first)
+                self._deliver(batch, self._commit(connection, batch))
+                if last:
+                    return
+        finally:
+            connection.close()
+            self._call_back(self._finished)
+
+    def _finished(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _drain(self, first: _Job) -> tuple[list[_Job], bool]:
+        batch = [first]
+        while len(batch) < _BATCH:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return batch, False
+            if job is None:
+                return batch, True
+            batch.append(job)
+        return batch, False
+
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+        """One transaction for all; the outcome of each, as a value or an exception."""
+        committing = False
+        try:
+            self._begin(connection)
+            outcomes = [job.work(connection) for job in batch]
+            committing = True
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            failure = StoreFailed(f"the store could not write: {error}")
+            failure.__cause__ = error
+            if not committing:
+                return [failure for _ in batch]
+            return [self._what_became(connection, job, failure) for job in batch]
+        return outcomes
+
+    def _what_became(self, connection: sqlite3.Connection, job: _Job, failure: StoreFailed) -> Outcome:
+        try:
+            found = job.written(connection)
+        except sqlite3.Error:
+            return failure
+        return failure if found is None else found
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not _busy(error):
+                    raise
+                pause.wait(_RETRY)
+            else:
+                return
+
+    def _deliver(self, batch: list[_Job], outcomes: list[Outcome]) -> None:
+        self._call_back(_wake, batch, outcomes)
+
+    def _call_back(self, function: Callable[..., None], *values: object) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with suppress(RuntimeError):  # closed in between
+                loop.call_soon_threadsafe(function, *values)
+
+    # -- reading
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        reader = self._require_reader()
+        rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
+        if not rows:
+            raise NotFound(thread)
+        tid, count, digest, owner, generation, expires = rows[0]
+        found = await reader.execute_fetchall(sql.LINES, (tid, after, count))
+        lines = [str(row[0]).encode("ascii") for row in found]
+        if len(lines) != max(count - after, 0):
+            raise Corrupt(thread, after + len(lines), "a line is missing")
+        live = owner is not None and expires > self._clock.now()
+        if live and owner != self.owner:
+            live = not proved_dead(self._path, owner)
+        return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
+
+    async def list(self, query: Query) -> list[tuple[str, bytes]]:
+        values = {
+            "kind": query.kind,
+            "parent": query.parent,
+            "after": query.after,
+            "meta": json.dumps(dict(query.meta)),
+            "limit": query.limit,
+        }
+        rows = await self._require_reader().execute_fetchall(sql.LIST, values)
+        return [(row[0], str(row[1]).encode("ascii")) for row in rows]
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+
+def _wake(batch: list[_Job], outcomes: list[Outcome]) -> None:
+    for job, outcome in zip(batch, outcomes, strict=True):
+        if job.future.done():
+            continue
+        if isinstance(outcome, Exception):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)
+
+
+def _index_values(index: Index) -> dict[str, object]:
+    return {
+        "meta": json.dumps(dict(index.meta)),
+        "title": index.title,
+        "pending": index.pending,
+        "unsettled": index.unsettled,
+        "due": index.due,
+    }
+
+
+def _busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -1,0 +1,198 @@
+"""The store port: threads of lines, with a head, a lease and an index. A store never reads a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
+
+__all__ = [
+    "Appended",
+    "Claim",
+    "Head",
+    "Hold",
+    "Index",
+    "Lease",
+    "LeaseChange",
+    "Loaded",
+    "Query",
+    "Release",
+    "Seize",
+    "Store",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a thread stands: how many lines it has, and the digest of the last one."""
+
+    count: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Take a lease that is free or expired; never a live one, one's own included."""
+
+    ttl: float
+    """Seconds."""
+    once: bool = False
+    """Checked, and free afterwards: for what is one append."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seize:
+    """Take the lease whoever has it: for cancelling."""
+
+    ttl: float
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Go on under one's own lease of this generation, even an expired one. Does not extend it."""
+
+    generation: int
+    hand_off: bool = False
+    """Expire it now, so that anyone may go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Give one's own lease of this generation back, even an expired one."""
+
+    generation: int
+
+
+LeaseChange: TypeAlias = Claim | Seize | Hold | Release | None
+"""None is mail: the lease is neither checked nor changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who holds a thread."""
+
+    owner: str | None
+    generation: int
+    live: bool
+    """False where it has expired, or its owner has been proved dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What a thread's view says after its last line, for listing and for the sweeper. Rebuilt from the journal."""
+
+    kind: str
+    name: str
+    parent: str | None
+    root: str
+    meta: Mapping[str, str] = field(default_factory=dict)
+    title: str | None = None
+    pending: int = 0
+    """Requests that wait for a decision."""
+    unsettled: int = 0
+    """Receipts that are not settled."""
+    due: float | None = None
+    """When something has to be done without anybody asking, by the store's clock."""
+
+
+class Appended(NamedTuple):
+    """An append that was accepted and is durable."""
+
+    head: Head
+    generation: int
+
+
+class Loaded(NamedTuple):
+    """Lines from a position on, with the head and the lease of the same moment."""
+
+    lines: list[bytes]
+    head: Head
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which threads to list, newest first."""
+
+    kind: str | None = None
+    parent: str | None = None
+    meta: Mapping[str, str] = field(default_factory=dict)
+    after: str | None = None
+    """The thread that the last page ended with."""
+    limit: int = 100
+
+
+class Store(Protocol):
+    """Where threads are kept.
+
+    An append is all or nothing, and durable when its awaitable is done. It is checked in this order:
+    the thread exists (`NotFound`), the head is the expected one (`Stale`), the lease allows it (`Locked`).
+    Time is the store's: leases are judged by `now()`, never by a line's time.
+    """
+
+    owner: str
+    """The token under which this store object claims leases."""
+    ttl: float
+    """Seconds that a lease lasts."""
+    survives: bool
+    """Whether the data outlives this object, so that somebody else may go on."""
+
+    async def start(self) -> None:
+        """Open, migrate, begin to prove that this owner lives."""
+        ...
+
+    async def stop(self) -> None:
+        """Write what is queued, end the writer, give the proof of life up."""
+        ...
+
+    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
+        """Insert a thread with its header line, or get the header of the one that is there. Queued at once."""
+        ...
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        """Add lines after the head that is expected, and change the lease. Queued at once, in call order.
+
+        Cancelling whoever waits for the future cancels nothing.
+
+        Args:
+            thread: The thread's id.
+            lines: May be empty.
+            expect: The head that the lines were chained to.
+            lease: The change of the lease.
+            index: What the thread's view says after these lines; None where that is as before.
+        """
+        ...
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        """The lines from position `after` on.
+
+        Raises:
+            NotFound: No thread has this id.
+        """
+        ...
+
+    async def list(self, query: Query) -> list[tuple[str, bytes]]:
+        """Ids and header lines, newest first, at most `query.limit`."""
+        ...
+
+    async def delete(self, thread: str, expect: Head) -> None:
+        """Delete an idle thread.
+
+        Raises:
+            NotFound: No thread has this id.
+            Stale: It has moved on.
+            Locked: Somebody holds it.
+        """
+        ...
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+        """Extend one's own live leases of these generations; which threads are still held."""
+        ...
+
+    async def now(self) -> float:
+        """The store's time, in seconds since the epoch. It may step back."""
+        ...

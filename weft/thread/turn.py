@@ -1,0 +1,221 @@
+"""A turn as its users hold it: follow its events, wait for its result, find the turn that goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TypeAlias
+
+from weft._machine import Ended, Outcome
+from weft._repair import History
+from weft._run import EventStream, Result, raise_for
+from weft.errors import Dropped, NoNext
+from weft.events import (
+    Event,
+    Parked,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    ToolFinished,
+    TurnEnded,
+    TurnStarted,
+)
+from weft.messages import ToolResult
+from weft.thread import _approvals, entries
+from weft.thread._live import Live, TurnLog
+from weft.thread._view import EndView, View
+from weft.thread.watch import Watch
+
+__all__ = ["Turn"]
+
+_Followed: TypeAlias = EndView | str
+
+
+class Turn:
+    """One turn of a session, run here, elsewhere, or still to come.
+
+    Dropping a handle, leaving its events, or cancelling a wait never cancels the turn.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        *,
+        turn: str | None = None,
+        item: str | None = None,
+        after: str | None = None,
+        log: TurnLog | None = None,
+    ) -> None:
+        self._live = live
+        self._turn = turn
+        self._item = item
+        self._after = after
+        self._log = log if log is not None or turn is None else live.logs.get(turn)
+
+    def __repr__(self) -> str:
+        return f"Turn({self.id!r})"
+
+    @property
+    def id(self) -> str | None:
+        """The turn's id; None while it has not begun (queued input, a parent that waits)."""
+        if self._turn is None:
+            view = self._live.view
+            found = view.continued.get(self._after) if self._after is not None else None
+            self._turn = found or (view.delivered.get(self._item) if self._item is not None else None)
+        return self._turn or None
+
+    @property
+    def outcome(self) -> str | None:
+        """answered, parked, stopped, failed, cancelled; None while it runs."""
+        turn = self.id
+        end = self._live.view.ended.get(turn) if turn is not None else None
+        return None if end is None else end.outcome
+
+    def events(self) -> AsyncIterator[Event]:
+        """The turn's events from its start, live or late, any number of times.
+
+        Of a turn that another process runs: those that are durable.
+        """
+        return _Events(self)
+
+    async def wait(self) -> Result:
+        """The result, when the turn has ended or parked.
+
+        Raises:
+            RunFailed: The run failed; `LimitReached` and `ModelFailed` are its kinds.
+            TurnCancelled: It was cancelled.
+            Dropped: The message was dropped from the queue.
+            Closed: The store was left before the turn ended.
+        """
+        turn, end = await self._end(await self._begun())
+        view = self._live.view
+        log = self._live.logs.get(turn) or self._log
+        result = Result(
+            text=end.text,
+            usage=end.usage,
+            stop=end.outcome,
+            finish=end.stop,
+            run=end.run,
+            pending=_approvals.pending(view) if end.outcome == "parked" else (),
+            _history=History(view.transcript.messages, end.length),
+        )
+        ended = Ended(outcome=_outcome(end), stop=end.stop, error=end.error)
+        return raise_for(ended, result, None if log is None else log.cause)
+
+    async def next(self) -> Turn:
+        """The turn that goes on with the same run after a park, wherever it runs; waits for it to begin.
+
+        Raises:
+            NoNext: The turn ended otherwise.
+            Closed: The store was left before.
+        """
+        turn, end = await self._end(await self._begun())
+        if end.outcome != "parked":
+            raise NoNext(f"turn {turn!r} ended as {end.outcome} and is not continued")
+        following = await self._live.until(lambda view: view.continued.get(turn))
+        return Turn(self._live, turn=following)
+
+    async def _begun(self) -> str:
+        def begun(_: View) -> str | None:
+            return self.id if self._turn != "" else ""
+
+        turn = await self._live.until(begun)
+        if not turn:
+            raise Dropped("the message was dropped from the queue before its turn began")
+        return turn
+
+    async def _end(self, turn: str) -> tuple[str, EndView]:
+        """The end of this turn, or of the one that took it over."""
+        while True:
+            found: _Followed = await self._live.until(partial(self._look, turn))
+            if isinstance(found, EndView):
+                return turn, found
+            turn = found
+
+    def _look(self, turn: str, view: View) -> _Followed | None:
+        end = view.ended.get(turn)
+        if end is not None:
+            return end
+        log = self._live.logs.get(turn)
+        if log is not None and log.lost is not None and turn not in view.continued:
+            raise log.lost
+        return view.continued.get(turn)
+
+
+def _outcome(end: EndView) -> Outcome:
+    match end.outcome:
+        case "answered" | "parked" | "stopped" | "cancelled":
+            return end.outcome
+        case _:
+            return "failed"
+
+
+class _Events:
+    """Follows the events that this process saw of a turn, or else its journal."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._source: AsyncIterator[Event] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _Events(self._turn)
+
+    async def __anext__(self) -> Event:
+        if self._source is None:
+            name = await self._turn._begun()
+            live = self._turn._live
+            log = live.logs.get(name) or self._turn._log
+            self._source = _Durable(live, name) if log is None else EventStream(log.events)
+        return await self._source.__anext__()
+
+
+class _Durable:
+    """The events of a turn as far as its journal tells them."""
+
+    def __init__(self, live: Live, turn: str) -> None:
+        self._watch = Watch(live, after=live.view.started_at[turn])
+        self._turn = turn
+        self._run = ""
+        self._step = 0
+        self._seq = 0
+        self._ready: list[Event] = []
+        self._over = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            entry = await self._watch.__anext__()
+            self._ready = self._events(entry)
+        return self._ready.pop(0)
+
+    def _events(self, entry: entries.Entry) -> list[Event]:
+        body = entry.body
+        match body:
+            case entries.TurnStarted():
+                self._run = body.run or entry.id
+                return [TurnStarted(turn=entry.id, run=self._run, cause=body.cause), RunStarted(run=self._run)]
+            case entries.Said() if body.message.role == "assistant":
+                self._step += 1
+                return [StepFinished(run=self._run, step=self._step, message=body.message, usage=body.usage)]
+            case entries.CallResult():
+                self._seq += 1
+                result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
+                return [ToolFinished(run=self._run, seq=self._seq, result=result)]
+            case entries.TurnEnded() if body.turn == self._turn:
+                self._over = True
+                return self._ended(body)
+            case _:
+                return []
+
+    def _ended(self, body: entries.TurnEnded) -> list[Event]:
+        last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome)
+        end = self._watch.live.view.ended.get(body.turn)
+        if body.outcome == "parked":
+            return [Parked(run=self._run, calls=()), last]
+        if end is not None and body.outcome in ("answered", "stopped"):
+            return [RunFinished(run=self._run, stop=body.outcome, text=end.text, usage=end.usage), last]
+        return [last]
