@@ -17,10 +17,10 @@ async def main() -> None:
         )
         session = await store.create(parent)
         result = await session.ask("what is the answer?")
-        print("reply:", result.text)                                      # reply: done
+        print("reply:", result.text)  # reply: done
         for receipt in pool.receipts(session):
-            print("receipt:", receipt.state, "-", receipt.stop)           # receipt: done - the answer is 42
-        print("delegated output tokens:", session.usage.delegated.output_tokens)   # 5
+            print("receipt:", receipt.state, "-", receipt.stop)  # receipt: done - the answer is 42
+        print("delegated output tokens:", session.usage.delegated.output_tokens)  # 5
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ async def main() -> None:
         session = await store.create(parent)
         turn = await session.send("refund order 42")
         await turn.wait()
-        print("pending:", session.pending[0].tool)                        # pending: refund
+        print("pending:", session.pending[0].tool)  # pending: refund
         child_turn = await pool.decide(session, approve(session.pending[0]))
         await child_turn.wait()
-        result = await (await turn.next()).wait()     # the parent's parked turn, resumed with the answer
-        print("parent:", result.text)                                     # parent: handled
+        result = await (await turn.next()).wait()  # the parent's parked turn, resumed with the answer
+        print("parent:", result.text)  # parent: handled
         for receipt in pool.receipts(session):
-            print("receipt:", receipt.state, "-", receipt.stop)           # receipt: done - refund issued
+            print("receipt:", receipt.state, "-", receipt.stop)  # receipt: done - refund issued
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from weft import Agent, Message, ModelError, ModelFailed, ModelRequest, Settings, Usage, tool
 from weft.model import Finish, ModelEvent, Position, TextChunk, WholeCall
+from weft.testing.clock import settle
 from weft.testing.script import Script, call, calls, fail, hold, say
 from weft.testing.wire import WireError
 
@@ -30,12 +31,6 @@ async def drain(stream: AsyncIterator[ModelEvent]) -> list[ModelEvent]:
 
 async def text_of(script: Script, asked: ModelRequest) -> str:
     return "".join(event.text for event in await drain(script.stream(asked)) if isinstance(event, TextChunk))
-
-
-async def settle() -> None:
-    """Let every task do what it can do now."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 # What a reply is.

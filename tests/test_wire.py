@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,35 @@ def test_a_thread_that_went_back_is_checked_from_its_start(shorter: list[Message
     wire.check(request([USER, asks("a"), answers("a")]))
     wire.check(request(shorter))
     wire.check(request([*shorter, asks("a"), answers("a")]))
+
+
+@pytest.mark.parametrize("wrong", [[Message.user("")], [USER, asks("b"), USER], [USER, asks("a"), answers("b"), USER]])
+def test_what_is_wrong_in_a_thread_that_went_back_is_refused(wrong: list[Message]) -> None:
+    wire = WireCheck()
+    wire.check(request([USER, asks("a"), answers("a"), USER, USER]))
+    with pytest.raises(WireError):
+        wire.check(request(wrong))
+
+
+class Read(list[Message]):
+    """Messages that know which of them were looked at."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self.places: set[int] = set()
+
+    def __getitem__(self, place: Any) -> Any:
+        self.places.add(place % len(self))
+        return super().__getitem__(place)
+
+
+def test_what_was_checked_before_is_not_read_again_but_for_blocks() -> None:
+    wire = WireCheck()
+    messages = [USER, THOUGHT, USER, asks("a"), answers("a")]
+    wire.check(request(messages))
+    read = Read([*messages, asks("b"), answers("b")])
+    wire.check(request(read))
+    assert read.places == {1, 4, 5, 6}
 
 
 def test_threads_are_checked_apart() -> None:

@@ -275,7 +275,7 @@ class _Since:
 class RunLoop:
     """Drives one run, from `Begin` to its end, in the task of its caller."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a run is made of; called in two places
         self,
         setup: Setup,
         state: State,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CallInfo", "Context", "Delegate", "Retry", "Tool", "ToolError", "tool"]
 
 D = TypeVar("D")
-DepsT = TypeVar("DepsT", default=None, covariant=True)
+DepsT_co = TypeVar("DepsT_co", default=None, covariant=True)
 DepsT_contra = TypeVar("DepsT_contra", default=object, contravariant=True)
 P = ParamSpec("P")
 
@@ -57,10 +57,10 @@ class CallInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context(Generic[DepsT]):
+class Context(Generic[DepsT_co]):
     """What a body may ask for as its first parameter; the model does not see it."""
 
-    deps: DepsT
+    deps: DepsT_co
     """The application's own object, as given to `run`, `create` or `open`."""
     call: CallInfo
     run: str
@@ -153,7 +153,7 @@ def tool(
     cap: int = RESULT_CAP,
     sequential: bool = False,
 ) -> _Decorator: ...
-def tool(
+def tool(  # noqa: PLR0913  # keyword-only options
     function: Callable[..., Any] | None = None,
     /,
     *,

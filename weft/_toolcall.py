@@ -58,7 +58,7 @@ async def _ask_predicate(predicate: Callable[..., Any], arguments: dict[str, Any
 async def call_user_code(function: Callable[[], Any]) -> Any:
     """What a user's function gives: a coroutine function on the loop, any other on a thread."""
     inner = function.func if isinstance(function, partial) else function
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None)):
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
         return await function()
     value = await in_thread(function)
     return await value if inspect.isawaitable(value) else value

@@ -69,10 +69,7 @@ def call(tool: str, /, args: dict[str, Any] | str | None = None, *, call_id: str
         call_id: The provider's id; unique unless told.
         kwargs: The arguments, by name.
     """
-    if isinstance(args, str):
-        arguments = args
-    else:
-        arguments = json.dumps({**(args or {}), **kwargs})
+    arguments = args if isinstance(args, str) else json.dumps({**(args or {}), **kwargs})
     return Call(tool=tool, arguments=arguments, provider_id=call_id)
 
 

@@ -11,8 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from weft.errors import Corrupt, NewerFormat
-from weft.thread.entries import KINDS, NAMES, Body, Entry
-from weft.thread.store import Head
+from weft.thread.entries import KINDS, NAMES, Body, Entry, Head
 
 _BODY = b',"body":'
 EMPTY = Head(0, "")

@@ -65,4 +65,6 @@ class Host:
         if not self._left.done():
             self._left.set_result(None)
         await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()  # read; what is no `Exception` (a severed test store) ends the store, nothing else
         self._task = None

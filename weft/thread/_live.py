@@ -238,7 +238,9 @@ class Live:
         self._view = View(header)
         self.head = Head(1, digest_line(line))
         self._reset_next()
-        return line, self._world.store.create(self.id, line, first_index(header))
+        created = self._world.store.create(self.id, line, first_index(header))
+        created.add_done_callback(_read)
+        return line, created
 
     async def lines(self, after: int) -> list[bytes]:
         """The stored lines from a position on.
@@ -427,11 +429,12 @@ class Live:
         failures = [append.refused for append in refused]
         self._reset_next()
         hard = next((f for f in failures if not isinstance(f, Stale | StoreFailed | Locked)), None)
+        commands = [append.command for append in refused if append.command is not None]
         if hard is not None:
+            self._commands.extendleft(commands)
             self.close(hard)
             return
         locked = next((f for f in failures if isinstance(f, Locked)), None)
-        commands = [append.command for append in refused if append.command is not None]
         if commands:
             self._command_refused(commands[0], locked or failures[0])
             return
@@ -507,7 +510,13 @@ class Live:
 
     def _catch_up(self, command: _Command | None) -> None:
         self._catching = True
-        self._world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
+        try:
+            self._world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
+        except Closed as error:
+            self._catching = False
+            if command is not None and not command.waiter.done():
+                command.waiter.set_exception(error)
+            self.close(error)
 
     async def _read_news(self, command: _Command | None) -> None:
         try:
@@ -617,8 +626,12 @@ class Live:
                 waiter.set_exception(cause)
 
 
+def _read(future: asyncio.Future[bytes]) -> None:
+    """Whoever waits for it sees the failure as well; nobody has to wait."""
+    if not future.cancelled():
+        future.exception()
+
+
 def _accepted(append: _Append) -> Plan | None:
     plan = None if append.command is None else append.command.plan
     return None if plan is None else replace(plan, ids=tuple(entry.id for entry in append.entries))
-
-

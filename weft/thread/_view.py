@@ -23,6 +23,7 @@ from weft.thread.entries import (
     Entry,
     Header,
     Inbox,
+    Index,
     Info,
     Note,
     Receipt,
@@ -32,7 +33,6 @@ from weft.thread.entries import (
     TurnEnded,
     TurnStarted,
 )
-from weft.thread.store import Index
 
 UNKNOWN_CALL = Usage(unknown=1)
 
@@ -226,6 +226,25 @@ class View:
             return self.receipts[call.receipt].settled is not None
         return bool(call.requests) and call.requests[-1] not in self.undecided
 
+    def at_rest(self) -> bool:
+        """Whether nothing moves without the outside: all done, or all that is open waits for a decision."""
+        run = self.run
+        if run is None:
+            return not self.queue and all(self._waits(self.receipts[name]) for name in self.unsettled)
+        if not run.parked:
+            return False
+        return (
+            all(
+                self._waits(self.receipts[call.receipt]) if call.receipt is not None else not self.call_closed(call)
+                for call in self.open_calls()
+                if call.receipt is None or self.receipts[call.receipt].settled is None
+            )
+            and not self.resumable()
+        )
+
+    def _waits(self, receipt: ReceiptView) -> bool:
+        return self.receipt_state(receipt) == "parked"
+
     def resumable(self) -> bool:
         """Whether the parked turn can go on: none of its calls is open."""
         run = self.run
@@ -234,7 +253,7 @@ class View:
         return run.cancelled or all(self.call_closed(call) for call in self.open_calls())
 
 
-def evolve(view: View, entry: Entry) -> None:
+def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912  # one case for each kind
     """Fold one entry."""
     body = entry.body
     view.index = next_index(view.index, body)

@@ -299,3 +299,29 @@ class Entry:
     def kind(self) -> str:
         """The kind's name."""
         return NAMES[type(self.body)]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a thread stands: how many lines it has, and the digest of the last one."""
+
+    count: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What a thread's view says after its last line, for listing and for the sweeper. Rebuilt from the journal."""
+
+    kind: str
+    name: str
+    parent: str | None
+    root: str
+    meta: Mapping[str, str] = field(default_factory=dict)
+    title: str | None = None
+    pending: int = 0
+    """Requests that wait for a decision."""
+    unsettled: int = 0
+    """Receipts that are not settled."""
+    due: float | None = None
+    """When something has to be done without anybody asking, by the store's clock."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from weft._agent import Agent, check_allowed, narrower
-from weft._contain import contain_call
+from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft.errors import Busy, Closed, NotFound, NotPending, WeftError, WrongCall
 from weft.thread import _approvals, entries
@@ -23,6 +23,7 @@ from weft.thread._codec import decode_line
 from weft.thread._host import Host
 from weft.thread._live import Live
 from weft.thread._runner import TurnRunner
+from weft.thread._turns import Plan
 from weft.thread._view import thread_of
 from weft.thread.entries import Entry, Header
 from weft.thread.memory import Memory, MemoryStore
@@ -97,8 +98,13 @@ class OpenStore:
             if self._runners and not self.store.survives:
                 await self._cancel_running()
         finally:
-            await self._host.leave()
+            await self._end()
+
+    async def _end(self) -> None:
+        await self._host.leave()
+        try:
             await self._hand_off()
+        finally:
             for live in tuple(self._lives.values()):
                 live.close(Closed("the store was left; open it again with weft.thread.open_store, and store.open"))
             await self.store.stop()
@@ -129,16 +135,9 @@ class OpenStore:
 
     async def _hand_off(self) -> None:
         """Expire our leases, so that anyone may go on at once."""
-        waits: list[asyncio.Future[None]] = []
         for live in tuple(self._lives.values()):
             if live.generation is not None and live.quiet:
-                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                live.record((), "hand_off", _setter(done))
-                waits.append(done)
-        if waits:
-            timer = self.clock.deadline(5.0, lambda: [_setter(done)() for done in waits])
-            await asyncio.wait(waits)
-            timer.cancel()
+                await contain("turn", live.command(lambda _: Plan(bodies=(), lease="hand_off")))
 
     async def _renew(self) -> None:
         """Extend the leases of what runs here, every third of their time."""
@@ -462,14 +461,6 @@ def _checked(meta: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
     return dict(meta)
-
-
-def _setter(done: asyncio.Future[None]) -> Callable[[], None]:
-    def fire() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    return fire
 
 
 def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> Callable[[], None]:

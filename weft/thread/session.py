@@ -209,6 +209,17 @@ class Session:
             raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
         return await self._actor.go_on()
 
+    async def settled_or_waiting(self) -> None:
+        """Return when nothing moves here without the outside: no turn and nothing queued, or all waits for decisions.
+
+        A child that parks again shows here, as a new request in `pending`. Also follows what another
+        process runs; it does not start anything, see `resume`.
+
+        Raises:
+            Closed: The store was left before.
+        """
+        await self._live.until(lambda view: view.at_rest() or None)
+
     async def refresh(self) -> None:
         """Fold what others wrote."""
         await self._live.refresh()

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
+from weft.thread.entries import Head, Index
+
 __all__ = [
     "Appended",
     "Claim",
@@ -21,14 +23,6 @@ __all__ = [
     "Seize",
     "Store",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where a thread stands: how many lines it has, and the digest of the last one."""
-
-    count: int
-    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +71,6 @@ class Lease:
     generation: int
     live: bool
     """False where it has expired, or its owner has been proved dead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """What a thread's view says after its last line, for listing and for the sweeper. Rebuilt from the journal."""
-
-    kind: str
-    name: str
-    parent: str | None
-    root: str
-    meta: Mapping[str, str] = field(default_factory=dict)
-    title: str | None = None
-    pending: int = 0
-    """Requests that wait for a decision."""
-    unsettled: int = 0
-    """Receipts that are not settled."""
-    due: float | None = None
-    """When something has to be done without anybody asking, by the store's clock."""
 
 
 class Appended(NamedTuple):

@@ -1,0 +1,120 @@
+"""Every boundary of these scenarios, cut once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from weft import Agent, tool
+from weft.pool import Pool
+from weft.testing import Script, call, calls, say
+from weft.testing.crash import Kit, crash_points
+from weft.thread import OpenStore, Session, approve, resolve
+
+
+@tool(effect="none")
+async def look(order: str) -> str:
+    """Look an order up."""
+    return f"{order} has shipped"
+
+
+@tool
+async def charge(order: str) -> str:
+    """Charge for an order."""
+    return f"charged {order}"
+
+
+@tool(effect="repeatable")
+async def notify(order: str) -> str:
+    """Tell the customer."""
+    return f"told {order}"
+
+
+@tool(approval=True)
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+async def session_of(store: OpenStore, agent: Agent) -> Session:
+    """The one session of the scenario: found, or made."""
+    async for header in store.list(meta={"scenario": "crash"}):
+        return await store.open(header.thread, agent)
+    return await store.create(agent, meta={"scenario": "crash"})
+
+
+async def to_the_end(session: Session, prompt: str) -> None:
+    """What an application does: go on, send, decide whatever waits, until the prompt is answered."""
+    await session.resume()
+    await session.send(prompt, key=prompt)
+    await session.settled_or_waiting()
+    while session.pending:
+        request = session.pending[0]
+        await session.decide(resolve(request, "it was done") if request.kind == "uncertain" else approve(request))
+        await session.settled_or_waiting()
+
+
+async def one_tool(kit: Kit) -> None:
+    agent = kit.watch(Agent(Script(call("look", order="42"), say("shipped")), tools=[look]))
+    async with kit.open() as store:
+        await to_the_end(await session_of(store, agent), "where is 42?")
+
+
+async def parallel(kit: Kit) -> None:
+    script = Script(calls(call("look", order="1"), call("notify", order="2"), call("charge", order="3")), say("done"))
+    agent = kit.watch(Agent(script, tools=[look, notify, charge]))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        await to_the_end(session, "do all three")
+
+
+async def two_turns(kit: Kit) -> None:
+    script = Script(call("charge", order="1"), say("one"), call("charge", order="2"), say("two"))
+    agent = kit.watch(Agent(script, tools=[charge]))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        await to_the_end(session, "first")
+        await to_the_end(session, "second")
+
+
+async def approval(kit: Kit) -> None:
+    script = Script(calls(call("look", order="1"), call("refund", order="2")), say("refunded"))
+    agent = kit.watch(Agent(script, tools=[look, refund]))
+    async with kit.open() as store:
+        await to_the_end(await session_of(store, agent), "refund it")
+
+
+async def delegation(kit: Kit) -> None:
+    helper = kit.watch(Agent(Script(call("charge", order="7"), say("charged")), name="helper", tools=[charge]))
+    pool = Pool(1)
+    wrapped = pool.wrap("help", helper, description="Helps.")
+    desk = Agent(Script(calls(call("help", prompt="a"), call("help", prompt="b")), say("done")), tools=[wrapped])
+    async with kit.open() as store, pool:
+        await to_the_end(await session_of(store, desk), "get help")
+
+
+async def nested_approval(kit: Kit) -> None:
+    refunds = kit.watch(Agent(Script(call("refund", order="7"), say("refunded")), name="refunds", tools=[refund]))
+    pool = Pool(2)
+    middle_tools = [pool.wrap("refunds", refunds, description="Refunds."), look]
+    script = Script(calls(call("refunds", prompt="7"), call("look", order="7")), say("it is refunded"))
+    middle = kit.watch(Agent(script, name="middle", tools=middle_tools))
+    desk = Agent(Script(call("middle", prompt="7"), say("done")), tools=[pool.wrap("middle", middle, description="M.")])
+    async with kit.open() as store, pool:
+        await to_the_end(await session_of(store, desk), "refund 7")
+
+
+SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approval]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys: pytest.CaptureFixture[str]) -> None:
+    def answered(kit: Kit) -> None:
+        root = next(iter(kit.views().values()))
+        assert list(root.ended.values())[-1].outcome == "answered"
+
+    report = await crash_points(scenario, answered)
+    with capsys.disabled():
+        print(f"\n{scenario.__name__}: {report}")
+    assert len(report.points) > 10

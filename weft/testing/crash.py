@@ -1,0 +1,342 @@
+"""Crash a scenario at every boundary, and see that what follows is right.
+
+A scenario is an application's own main: it opens the store, finds or makes its session, resumes what is
+there, sends with a key, decides, waits. It is run once to name the boundaries; then, for each, it is run
+until there, *severed*, and run again with new objects until it is through; then everything is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from weft._agent import Agent
+from weft._ports import start_task
+from weft._tool import Context, Tool
+from weft._toolcall import call_user_code
+from weft.errors import Closed, Locked, NotFound, Stale
+from weft.messages import Usage
+from weft.testing.clock import CountingIds, ManualClock
+from weft.thread._codec import decode_lines
+from weft.thread._view import View, fold
+from weft.thread.entries import Decision, Entry, Header, ToolsStarted, TurnStarted
+from weft.thread.memory import Memory, MemoryStore
+from weft.thread.openstore import OpenStore
+from weft.thread.store import Appended, Head, Index, LeaseChange
+
+__all__ = ["CrashFailed", "CrashReport", "Kit", "Point", "Severed", "crash_points"]
+
+Where: TypeAlias = Literal["before append", "after append", "inside batch", "before body", "after body"]
+
+
+class Severed(BaseException):
+    """Raised by every append of a store that was severed. Nothing contains it."""
+
+
+class CrashFailed(AssertionError):
+    """Raised when a promise did not hold after a crash; names the point."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """A boundary: a thread, by the order of creation, and its n-th append or body."""
+
+    thread: int
+    nth: int
+    where: Where
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.nth} of thread {self.thread}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashReport:
+    """What was run. Printing it says how many points, and that all held."""
+
+    points: tuple[Point, ...]
+
+    def __str__(self) -> str:
+        return f"crash points: {len(self.points)} run, all held"
+
+
+@dataclass(slots=True)
+class _Queued:
+    future: asyncio.Future[Any]
+    point: tuple[int, int]
+    work: Callable[[], object]
+
+
+class CrashStore(MemoryStore):
+    """A memory store that commits in batches, and can be cut before, inside and after each append."""
+
+    def __init__(self, kit: Kit, owner: str) -> None:
+        super().__init__(kit.data, owner=owner, ttl=30.0, clock=kit.clock, survives=True)
+        self._kit = kit
+        self._queue: list[_Queued] = []
+
+    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
+        return self._enqueue(thread, partial(self._create, thread, line, index))
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        return self._enqueue(thread, partial(self._append, thread, lines, expect, lease, index))
+
+    def _enqueue(self, thread: str, work: Callable[[], object]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._kit.severed:
+            future.set_exception(Severed())
+            return future
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue.append(_Queued(future, self._kit.nth_append(thread), work))
+        return future
+
+    def _flush(self) -> None:
+        batch, self._queue = self._queue, []
+        kit = self._kit
+        if any(kit.cut_at(job.point, "inside batch") for job in batch[1:]):
+            kit.sever()
+        for job in batch:
+            if kit.severed or kit.cut_at(job.point, "before append"):
+                kit.sever()
+                _refuse(job, Severed())
+                continue
+            self._apply(job)
+            if kit.cut_at(job.point, "after append"):
+                kit.sever()
+
+    def _apply(self, job: _Queued) -> None:
+        try:
+            self._check_open()
+            outcome = job.work()
+        except (Closed, NotFound, Stale, Locked) as error:
+            _refuse(job, error)
+            return
+        if self._kit.cut_at(job.point, "after append"):
+            _refuse(job, Severed())
+        elif not job.future.done():
+            job.future.set_result(outcome)
+
+
+def _refuse(job: _Queued, error: BaseException) -> None:
+    if not job.future.done():
+        job.future.set_exception(error)
+
+
+@dataclass(slots=True)
+class Kit:
+    """One run of a scenario: opens its stores, watches its bodies."""
+
+    data: Memory = field(default_factory=Memory)
+    clock: ManualClock = field(default_factory=ManualClock)
+    incarnation: int = 1
+    """1 before the crash, 2 after it."""
+    cut: Point | None = None
+    severed: bool = False
+    seen: dict[Point, None] = field(default_factory=dict)
+    bodies: Counter[str] = field(default_factory=Counter)
+    """How often each body was entered, by its idempotency key, over all incarnations."""
+    _order: dict[str, int] = field(default_factory=dict)
+    _appends: Counter[int] = field(default_factory=Counter)
+    _entered: Counter[int] = field(default_factory=Counter)
+    _task: asyncio.Task[None] | None = None
+
+    def open(self) -> OpenStore:
+        """A store on the scenario's data."""
+        prefix = f"{'abcdefgh'[self.incarnation - 1]}{len(self._order)}"
+        store = CrashStore(self, owner=f"crash/{self.incarnation}")
+        return OpenStore(store, clock=self.clock, ids=CountingIds(prefix), grace=0.0)
+
+    def watch(self, agent: Agent[Any]) -> Agent[Any]:
+        """The agent, with a boundary before and after each of its bodies."""
+        return agent.replace(tools=[self._watched(tool) for tool in agent.tools])
+
+    def _watched(self, tool: Tool[Any]) -> Tool[Any]:
+        if tool._delegate is not None:
+            return tool
+        signature = replace(tool._signature, takes_context=True)
+        return replace(tool, function=partial(_body, self, tool), _signature=signature)
+
+    # -- boundaries
+
+    def thread(self, name: str) -> int:
+        """A thread's number, by the order in which it was first written."""
+        return self._order.setdefault(name, len(self._order))
+
+    def nth_append(self, thread: str) -> tuple[int, int]:
+        """Count an append."""
+        number = self.thread(thread)
+        self._appends[number] += 1
+        return number, self._appends[number]
+
+    def nth_body(self, thread: str) -> tuple[int, int]:
+        """Count a body."""
+        number = self.thread(thread)
+        self._entered[number] += 1
+        return number, self._entered[number]
+
+    def cut_at(self, place: tuple[int, int], where: Where) -> bool:
+        """Note a boundary; whether it is the one to die at."""
+        point = Point(*place, where)
+        if self.incarnation == 1:
+            self.seen[point] = None
+        return self.incarnation == 1 and point == self.cut
+
+    def sever(self) -> None:
+        """Die here: no later append is taken, and every task is cancelled."""
+        if not self.severed:
+            self.severed = True
+            if self._task is not None:
+                self._task.cancel()
+
+    async def run(self, scenario: Scenario) -> bool:
+        """Run the scenario to its end; False where it was severed."""
+        self.severed = False
+        self._task = start_task(_as_coroutine(scenario(self)), name="weft crash scenario")
+        await asyncio.wait([self._task])
+        task, self._task = self._task, None
+        if self.severed:
+            if not task.cancelled():
+                task.exception()
+            return False
+        task.result()
+        return True
+
+    def restarted(self) -> Kit:
+        """The next process: the same data, new objects."""
+        return replace(self, incarnation=self.incarnation + 1, severed=False)
+
+    # -- what is there at the end
+
+    def entries(self) -> Mapping[str, tuple[Header, list[Entry]]]:
+        """Every thread's header and entries, in order of creation."""
+        found: dict[str, tuple[Header, list[Entry]]] = {}
+        for name, thread in self.data._threads.items():
+            header, *rest = decode_lines(thread.lines, name, 0)
+            assert isinstance(header.body, Header)
+            found[name] = (header.body, rest)
+        return found
+
+    def views(self) -> Mapping[str, View]:
+        """Every thread's view."""
+        return {name: fold(header, entries) for name, (header, entries) in self.entries().items()}
+
+
+async def _body(kit: Kit, tool: Tool[Any], context: Context[Any], **arguments: Any) -> object:
+    place = kit.nth_body(context.call.thread or "")
+    if kit.cut_at(place, "before body"):
+        kit.sever()
+    await _alive(kit)
+    kit.bodies[context.call.idempotency_key] += 1
+    body = partial(tool.function, context) if tool._signature.takes_context else tool.function
+    value = await call_user_code(partial(body, **arguments))
+    if kit.cut_at(place, "after body"):
+        kit.sever()
+    await _alive(kit)
+    return value
+
+
+async def _alive(kit: Kit) -> None:
+    """A body of a dead process goes no further."""
+    if kit.severed:
+        await asyncio.get_running_loop().create_future()
+
+
+async def _as_coroutine(work: Awaitable[None]) -> None:
+    await work
+
+
+Scenario: TypeAlias = Callable[[Kit], Awaitable[None]]
+
+
+async def crash_points(scenario: Scenario, check: Callable[[Kit], None] | None = None) -> CrashReport:
+    """Run the scenario once, then once for each boundary, severed there and run again.
+
+    Args:
+        scenario: Called with a `Kit`; it must go on with what it finds.
+        check: Your own promises, checked after each run on top of the general ones: each call has one
+            result, bodies ran at most once, what was reported as spent is equal, receipts are settled,
+            decisions are spent once, nothing is leased.
+
+    Raises:
+        CrashFailed: A promise did not hold; names the point.
+    """
+    first = Kit()
+    await first.run(scenario)
+    spent = _spent(first)
+    _check(first, None, spent, crashes=0)
+    if check is not None:
+        check(first)
+    points = tuple(sorted(first.seen))
+    for point in points:
+        await _crash_at(point, scenario, check, spent)
+    return CrashReport(points=points)
+
+
+async def _crash_at(point: Point, scenario: Scenario, check: Callable[[Kit], None] | None, spent: Usage) -> None:
+    dying = Kit(cut=point)
+    try:
+        if await dying.run(scenario):
+            raise CrashFailed("the rerun did not reach it")
+        after = dying.restarted()
+        await after.run(scenario)
+        _check(after, point, spent, crashes=1)
+        if check is not None:
+            check(after)
+    except Exception as error:
+        error.add_note(f"crash point: {point}")
+        raise
+
+
+def _spent(kit: Kit) -> Usage:
+    root = next(iter(kit.views().values()))
+    return root.turns + root.delegated
+
+
+def _check(kit: Kit, point: Point | None, spent: Usage, *, crashes: int) -> None:
+    for name, (header, entries) in kit.entries().items():
+        view = fold(header, entries)
+        _check_thread(kit, name, view)
+        _check_decisions(name, entries)
+        _check_starts(name, entries)
+    total = _spent(kit)
+    if replace(total, unknown=0) != replace(spent, unknown=0) or total.unknown > crashes:
+        raise CrashFailed(f"{point}: spent {total}, without the crash {spent}")
+
+
+def _check_thread(kit: Kit, name: str, view: View) -> None:
+    if view.phase == "open":
+        raise CrashFailed(f"thread {name!r} still runs a turn")
+    if view.phase == "idle" and view.transcript.open:
+        raise CrashFailed(f"thread {name!r} has calls without a result: {tuple(view.transcript.open)}")
+    if view.phase == "idle" and view.unsettled:
+        raise CrashFailed(f"thread {name!r} has receipts that are not settled: {tuple(view.unsettled)}")
+    if view.queue:
+        raise CrashFailed(f"thread {name!r} has accepted input that nobody took: {tuple(view.queue)}")
+    thread = kit.data._threads[name]
+    if thread.owner is not None:
+        raise CrashFailed(f"thread {name!r} is still leased by {thread.owner!r}")
+
+
+def _check_decisions(name: str, entries: Sequence[Entry]) -> None:
+    spent = Counter(spend for e in entries if isinstance(e.body, TurnStarted) for spend in e.body.spends)
+    twice = [decision for decision, times in spent.items() if times > 1]
+    decided = Counter(e.body.request for e in entries if isinstance(e.body, Decision))
+    if twice or any(times > 1 for times in decided.values()):
+        raise CrashFailed(f"thread {name!r}: decisions are spent, or made, more than once")
+
+
+def _check_starts(name: str, entries: Sequence[Entry]) -> None:
+    """A `once` body is started again only where a person said so."""
+    starts = Counter(
+        call.call for e in entries if isinstance(e.body, ToolsStarted) for call in e.body.calls if call.effect == "once"
+    )
+    approvals = sum(isinstance(e.body, Decision) and e.body.outcome == "approve" for e in entries)
+    again = sum(times - 1 for times in starts.values())
+    if again > approvals:
+        raise CrashFailed(f"thread {name!r}: a `once` body was started again without a person's word")
