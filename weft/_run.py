@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -440,11 +440,12 @@ class RunLoop:
             case "leave" | None:
                 self.over = True
 
-    async def _guard(self, work: Any) -> None:
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work` so that `interrupt` can cancel it, and nothing but it."""
-        self._interruptible = True
         if self._stop is not None:
-            self._fire()
+            work.close()
+            return
+        self._interruptible = True
         try:
             await work
         except asyncio.CancelledError:

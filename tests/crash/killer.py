@@ -37,7 +37,7 @@ class Moments:
 
     def is_now(self, what: str) -> bool:
         if self._fatal is None:
-            print(what, file=sys.stderr)
+            sys.stderr.write(f"{what}\n")  # one write, also from a body in its thread
         return what == self._fatal
 
     def next(self, what: str) -> bool:

@@ -71,7 +71,6 @@ class Actor:
         self.deps = deps
         self.parent = parent
         self._delegate = delegate
-        self._used_slot = False
         self._context: Context | None = None
         self._children: dict[str, Actor] = {}
         self._driven: set[str] = set()
@@ -130,9 +129,9 @@ class Actor:
 
     def _start(self, plan: Plan, plans: Mapping[str, CallPlan], context: Context | None = None) -> Turn:
         """Run the turn that was just claimed, in a task of its own."""
-        runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=self._used_slot))
+        runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=True))
         self._context = context or self._context
-        inside = None if self._context is None else self._context.run(copy_context)
+        inside = None if self._context is None else self._context.copy()
         self.place.spawn(self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=inside)
         return Turn(self.live, turn=runner.turn, log=runner.log)
 
@@ -173,8 +172,11 @@ class Actor:
             events=log.events,
             slot=slot,
         )
+        runner.loop = loop
         live.runner = runner
         self.place.running(runner)
+        if run.cancelled:  # a cancel stays in force through every later recovery of its run
+            loop.interrupt("cancel")
         begin = Begin(open=open_calls(view, plans, plan.fresh))
         return runner, loop, begin, TurnStarted(turn=run.turn, run=run.run, cause=run.cause)
 
@@ -305,9 +307,16 @@ class Actor:
         receipt = self.live.view.receipts[name]
         child = await self._child(receipt)
         self._children[name] = child
-        slot = Slot(child._delegate, used=child._used_slot)
-        if fresh or await child._is_new():
-            await child._begin_as_child(receipt, self.live.view.header, slot)
+        new = fresh or await child._is_new()
+        slot = Slot(child._delegate, used=not new and bool(child.live.view.started_at))
+        try:
+            if new:
+                await child._begin_as_child(receipt, self.live.view.header, slot)
+            await self._drive_to_rest(name, receipt, child, slot)
+        finally:
+            slot.hand_back()
+
+    async def _drive_to_rest(self, name: str, receipt: ReceiptView, child: Actor, slot: Slot) -> None:
         while True:
             view = child.live.view
             if view.run is None and view.ended:
@@ -340,7 +349,6 @@ class Actor:
     async def _begin_as_child(self, receipt: ReceiptView, parent: Header, slot: Slot) -> None:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         await slot.take()
-        self._used_slot = True
         accepted = receipt.accepted
         allow = None if self.agent.allow is None else tuple(sorted(self.agent.allow))
         header = Header(

@@ -134,8 +134,6 @@ class Live:
         """The monotonic time until which a body may be started under it."""
         self.lease = Lease(owner=None, generation=0, live=False)
         """As of the last load."""
-        self.listeners: list[Callable[[Sequence[Entry]], None]] = []
-        """Called after foreign entries were folded."""
         self._world = world
         self._view: View | None = None
         self.head = EMPTY
@@ -294,11 +292,11 @@ class Live:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
         now = self._world.clock.now()
         entries: list[Entry] = []
-        for body in bodies:
+        for place, body in enumerate(bodies, self._next.count):  # a guess, mended when it is sent
             name = self._world.ids.new()
             tree = type(body) in TREE
             parent = self._next_leaf if tree else None
-            entries.append(Entry(position=0, id=name, parent=parent, time=now, body=body))
+            entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
             if tree:
                 self._next_leaf = name
         return _Append(entries, [encode_body(body) for body in bodies], lease, done, command)
@@ -344,9 +342,9 @@ class Live:
                 append.command.waiter.set_exception(Locked(self.id, self.lease.owner))
             return
         count = self._next.count
-        entries = [replace(entry, position=count + place) for place, entry in enumerate(append.entries)]
-        append.entries = entries
-        lines, append.after = chain(entries, append.texts, self._next)
+        if append.entries and append.entries[0].position != count:
+            append.entries = [replace(entry, position=count + place) for place, entry in enumerate(append.entries)]
+        lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
         append.sent = self._world.clock.monotonic()
         expect, self._next = self._next, append.after
@@ -420,8 +418,6 @@ class Live:
             self._records.clear()
             self._next_leaf = self.view.leaf
             runner.decide_again(entries)
-        for listener in tuple(self.listeners):
-            listener(entries)
 
     def _after_refusal(self) -> None:
         """Everything in flight has been answered, and some of it was refused."""
@@ -500,6 +496,12 @@ class Live:
     def wake(self) -> None:
         """Let whoever waits look again."""
         self._notify()
+
+    def drop_records(self) -> None:
+        """Forget the records that were not sent yet: their turn is given up."""
+        self._records.clear()
+        if self._view is not None:
+            self._next_leaf = self._last_leaf()
 
     def lose(self) -> None:
         """The lease is no longer held: the turn here may not go on."""

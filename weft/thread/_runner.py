@@ -190,7 +190,9 @@ class TurnRunner:
         if loop is None or not loop.expects(call):
             return False
         body = of_receipt(call, settled)
-        self._settlements[call] = settled
+        receipt = self.live.view.receipts.get(settled.receipt or "")
+        if receipt is None or receipt.settled is None:
+            self._settlements[call] = settled
         loop.feed(CallFinished(result=_as_result(body), source="receipt"))
         return True
 
@@ -257,7 +259,6 @@ class TurnRunner:
 
     async def run(self, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
         """Drive the loop to its end; whatever happens, the turn's followers are told."""
-        self.loop = loop
         self.log.events.push(started)
         try:
             ended = await contain("turn", loop.drive(begin))
@@ -282,6 +283,7 @@ class TurnRunner:
         """A fault of the program around the run (instructions, for instance): the turn ends as failed."""
         error = ErrorInfo(code=_texts.INTERNAL, message=f"the turn failed ({type(cause).__name__})")
         self.live.runner = None
+        self.live.drop_records()
         if not self._revoked:
             await contain("turn", self.live.command(lambda view: fail(view, error)))
 

@@ -450,7 +450,11 @@ def _store(
         return MemoryStore(Memory(), owner=owner, ttl=lease, clock=clock, survives=False)
     if where.startswith("sqlite:///") and len(where) > len("sqlite:///"):
         return SQLiteStore(
-            Path(where.removeprefix("sqlite:///")), owner=owner, ttl=lease, clock=clock, synchronous=synchronous
+            Path(where.removeprefix("sqlite:///")).absolute(),
+            owner=owner,
+            ttl=lease,
+            clock=clock,
+            synchronous=synchronous,
         )
     raise WrongCall(f"no store at {where!r}; use 'memory:' or 'sqlite:///file.db'")
 
