@@ -60,29 +60,29 @@ def make_desk() -> Agent[Shop]:
 async def main() -> None:
     shop = Shop()
     desk = make_desk()
-    async with open_store("sqlite:///shop.db") as store:        # "memory:", "sqlite:///…", "postgresql://…"
+    async with open_store("sqlite:///shop.db") as store:  # "memory:", "sqlite:///…", "postgresql://…"
         session = await store.create(desk, deps=shop, meta={"customer": "ann"})
-        result = await session.ask("Where is order 42?")          # send, then wait
-        print("reply:", result.text)                              # reply: It has shipped.
-        turn = await session.send("Refund it, 500 cents")         # returns at once, accepted and durable
-        async for event in turn.events():                         # may be ranged over again, and late
+        result = await session.ask("Where is order 42?")  # send, then wait
+        print("reply:", result.text)  # reply: It has shipped.
+        turn = await session.send("Refund it, 500 cents")  # returns at once, accepted and durable
+        async for event in turn.events():  # may be ranged over again, and late
             print("event:", event.kind)
         result = await turn.wait()
-        print("parked:", result.parked)                           # parked: True
-        request = session.pending[0]                              # .id .tool .args .expires .path …
-        print("pending:", request.tool, request.args)             # pending: refund {"order_id": "42", "cents": 500}
-        turn = await session.decide(approve(request))             # or deny(request, "reason"), …
+        print("parked:", result.parked)  # parked: True
+        request = session.pending[0]  # .id .tool .args .expires .path …
+        print("pending:", request.tool, request.args)  # pending: refund {"order_id": "42", "cents": 500}
+        turn = await session.decide(approve(request))  # or deny(request, "reason"), …
         result = await turn.wait()
-        print("reply:", result.text)                              # reply: I have refunded 500 cents.
-        print("tokens:", session.usage.total.tokens, session.usage.delegated.tokens)   # tokens: 60 0
+        print("reply:", result.text)  # reply: I have refunded 500 cents.
+        print("tokens:", session.usage.total.tokens, session.usage.delegated.tokens)  # tokens: 60 0
         print("receipts:", len(session.receipts), "messages:", len(session.messages))  # receipts: 0 messages: 8
     session_id = session.id
     desk = make_desk()
 
-    async with open_store("sqlite:///shop.db") as store:        # another process, later
+    async with open_store("sqlite:///shop.db") as store:  # another process, later
         session = await store.open(session_id, desk, deps=shop)
         async for header in store.list(meta={"customer": "ann"}):
-            print("listed:", header.name)                         # listed: desk
+            print("listed:", header.name)  # listed: desk
         kinds = []
         async for entry in store.watch(session_id, until=session.head):
             kinds.append(entry.kind)

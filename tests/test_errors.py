@@ -18,7 +18,6 @@ EVERY = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 GROUPS = {WeftError, *(kind for kind in WeftError.__subclasses__() if kind.__subclasses__())}
 RAISED = [kind for kind in EVERY if kind not in GROUPS]
 BRANCH = re.compile(r"^(?P<indent>[│ ]*)[├└]── (?P<name>\w+) +(?P<says>\S.*)$")
-NOT_WHEN = {"TurnCancelled", "Dropped", "NoNext"}
 
 
 def drawn() -> dict[str, tuple[str, str]]:
@@ -77,7 +76,6 @@ def test_the_facade_exports_errors_of_this_file_only() -> None:
         pytest.param(
             kind,
             id=kind.__name__,
-            marks=[pytest.mark.xfail(strict=True, reason="says `Raised by`")] if kind.__name__ in NOT_WHEN else [],
         )
         for kind in RAISED
     ],
@@ -98,7 +96,6 @@ def test_each_group_says_what_to_do(kind: type[WeftError]) -> None:
         (errors.NotPending("q", "is decided"), {"request": "q"}, "is decided"),
         (errors.Expired("q"), {"request": "q"}, "has expired"),
         (errors.DecideAtRoot("q", "top"), {"request": "q", "root": "top"}, "open session 'top'"),
-        (errors.UnknownReceipt("n"), {"receipt": "n"}, "pool.receipts"),
         (errors.MissingExtra("openai"), {"extra": "openai"}, "pip install 'weft-agents[openai]'"),
         (errors.Locked("t", "node"), {"thread": "t", "holder": "node"}, "held by 'node'"),
         (errors.Stale("t", 7), {"thread": "t", "head": 7}, "load what is new"),

@@ -95,12 +95,6 @@ def test_repair_hands_on_the_very_messages_that_were_valid() -> None:
     assert all(after[place] is before[place] for place in (0, 1, 3))
 
 
-@pytest.mark.xfail(strict=True, reason="results are kept by call id, so the first result answers both calls")
-def test_two_calls_of_one_id_keep_their_own_results() -> None:
-    before = [asks("a", "a"), tool(result("a", "first"), result("a", "second"))]
-    assert [part.content for part in repair(before)[1].results] == ["first", "second"]
-
-
 # Any transcript.
 
 IDS = st.sampled_from("abcdefgh")
@@ -169,15 +163,51 @@ def test_repair_invents_no_result_but_an_error(messages: list[Message]) -> None:
     assert kept <= given_results
 
 
-@given(st.lists(st.one_of(st.lists(st.sampled_from("ab"), max_size=3).map(lambda n: asks(*n)), TOOLS, USERS)))
-def test_repeated_ids_still_give_one_result_a_call(messages: list[Message]) -> None:
+REPEATED = st.sampled_from(["a", "b", "a~2", ""])
+REPEATED_ASKS = st.lists(REPEATED, max_size=3).map(lambda names: asks(*names))
+REPEATED_ANSWERS = st.lists(REPEATED, max_size=3).map(lambda names: answers(*names))
+
+
+@given(st.lists(st.one_of(REPEATED_ASKS, REPEATED_ANSWERS, USERS)))
+def test_repeated_and_empty_ids_are_made_valid_as_well(messages: list[Message]) -> None:
     once = repair(messages)
-    for place, message in enumerate(once):
-        if message.calls:
-            assert [part.call for part in once[place + 1].results] == [asked.id for asked in message.calls]
-        if message.role == "tool":
-            assert once[place - 1].calls
+    check_wire([*once, PROMPT])
     assert repair(once) == once
+    assert [message.role for message in once if message.role != "tool"] == [
+        message.role for message in messages if message.role != "tool"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        pytest.param(
+            [asks("a", "a"), tool(result("a", "first"), result("a", "second"))], ["first", "second"], id="in one step"
+        ),
+        pytest.param(
+            [asks("a"), tool(result("a", "first")), asks("a"), tool(result("a", "second"))],
+            ["first", "second"],
+            id="in two steps",
+        ),
+        pytest.param(
+            [asks("a", "a", "a~2"), tool(result("a~2", "third"), result("a", "first"), result("a", "second"))],
+            ["first", "second", "third"],
+            id="next to an id that looks like a new one",
+        ),
+        pytest.param([asks("", ""), tool(result("", "first"), result("", "second"))], ["first", "second"], id="empty"),
+        pytest.param(
+            [asks("a", "a"), tool(result("a", "first")), tool(result("a", "second"))],
+            ["first", "second"],
+            id="in two tool messages",
+        ),
+    ],
+)
+def test_calls_of_one_id_keep_their_own_results(before: list[Message], told: list[str]) -> None:
+    after = repair(before)
+    assert [part.content for message in after for part in message.results] == told
+    ids = [asked.id for message in after for asked in message.calls]
+    assert len(set(ids)) == len(ids)
+    check_wire([*after, PROMPT])
 
 
 # A transcript, message by message.
@@ -201,6 +231,19 @@ def test_the_result_of_a_call_that_is_not_open_changes_nothing() -> None:
     assert transcript.answer(result("a"))
     assert not transcript.answer(result("a", "again"))
     assert transcript.messages == [USER, asks("a"), answers("a")]
+
+
+def test_the_results_that_are_there_already_may_be_looked_at() -> None:
+    transcript = Transcript([USER])
+    assert transcript.partial() is None
+    transcript.say(asks("a", "b", "c"))
+    assert transcript.partial() is None
+    transcript.answer(result("c"))
+    transcript.answer(result("a"))
+    assert transcript.partial() == answers("a", "c")
+    assert len(transcript.messages) == 2
+    transcript.answer(result("b"))
+    assert transcript.partial() is None
 
 
 def test_settled_messages_never_change() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -217,15 +216,23 @@ async def test_instructions_may_be_a_function_that_is_asked_once(*, waits: bool)
     assert (threading.get_ident() in threads) is waits
 
 
-@pytest.mark.xfail(strict=True, reason="_prepare does not contain what instructions raise")
-async def test_instructions_that_break_fail_the_run() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_instructions_that_break_fail_the_run(*, waits: bool) -> None:
     def broken(ctx: Context) -> str:
         raise KeyError("secret")
 
+    async def broken_later(ctx: Context) -> str:
+        raise KeyError("secret")
+
+    script = Script(say("x"))
     with pytest.raises(RunFailed) as failed:
-        await Agent(Script(say("x")), instructions=broken).run("hi")
+        await Agent(script, instructions=broken_later if waits else broken).run("hi")
+    assert type(failed.value) is RunFailed
     assert "secret" not in str(failed.value)
     assert isinstance(failed.value.__cause__, KeyError)
+    assert failed.value.result is not None
+    assert failed.value.result.usage == Usage()
+    assert script.requests == []
 
 
 # History.
@@ -267,7 +274,6 @@ async def test_the_result_of_a_parked_run_may_be_gone_on_with() -> None:
     assert script.requests[0].messages[2].results[0].code == "INTERRUPTED"
 
 
-@pytest.mark.xfail(strict=True, reason="Result.messages of a parked run lacks the results that are there already")
 async def test_the_result_of_a_parked_run_keeps_the_results_of_siblings() -> None:
     script = Script(say("x"))
     await Agent(script).run("never mind", history=await parked_history())
@@ -290,6 +296,8 @@ async def test_a_reply_is_put_together_in_its_order() -> None:
             ReasoningChunk(text="wait"),
             ToolCallChunk(index=0, name="add", arguments='{"a":'),
             WholeCall(name="add", arguments='{"a":1,"b":2}', provider_id="call_1"),
+            TextChunk(text="and"),
+            WholeCall(name="add", arguments='{"a":3,"b":4}', provider_id="call_2"),
             TextChunk(text="done"),
             ReasoningChunk(text="really"),
             STOP,
@@ -307,7 +315,12 @@ async def test_a_reply_is_put_together_in_its_order() -> None:
         Reasoning(text="wait", **made),
         replace(parts[5], name="add", arguments='{"a":1,"b":2}', provider_id="call_1"),
     )
-    assert parts[6:] == (Text(text="done"), Reasoning(text="really", **made))
+    assert parts[6:] == (
+        Text(text="and"),
+        replace(parts[7], name="add", arguments='{"a":3,"b":4}', provider_id="call_2"),
+        Text(text="done"),
+        Reasoning(text="really", **made),
+    )
 
 
 async def test_calls_have_ids_of_weft_s_own_whatever_the_provider_gives() -> None:
@@ -440,7 +453,6 @@ async def test_a_model_error_tells_its_code_and_text() -> None:
     assert failed.value.__cause__ is broken
 
 
-@pytest.mark.xfail(strict=True, reason="raise_for tells a failed model call by how its code is spelled")
 @pytest.mark.parametrize("code", ["RATE", "LIMIT", "CHANGED"])
 async def test_a_model_error_of_any_code_is_a_failed_model_call(code: str) -> None:
     broken = ModelError("too many requests", code=code)
@@ -494,6 +506,8 @@ async def test_events_come_in_order() -> None:
     model = Raw(
         [
             ReasoningChunk(text="hm"),
+            ReasoningChunk(),
+            TextChunk(text=""),
             TextChunk(text="I look"),
             ToolCallChunk(index=0, name="add", arguments="{}"),
             WholeCall(name="add", arguments='{"a":1,"b":2}'),
@@ -550,6 +564,13 @@ def _in_two_halves(release: asyncio.Event) -> Callable[[ModelRequest], AsyncIter
     return stream
 
 
+async def test_an_iterator_goes_on_where_it_was() -> None:
+    async with Agent(Script(say("x"))).stream("hi") as run:
+        live = aiter(run)
+        first = await anext(live)
+        assert first not in [event async for event in live]
+
+
 async def test_several_consumers_see_the_same_events_live_or_late() -> None:
     gate = asyncio.Event()
     script = Script(call("add", a=1, b=2), hold(gate, then=say("3")))
@@ -598,7 +619,8 @@ async def test_leaving_early_cancels_the_run_and_waits_for_its_cleanup() -> None
                 break
         await body.started.wait()
     assert body.cleaned == 1
-    assert [event.kind async for event in run][-1] == "tool_started"
+    with pytest.raises(TurnCancelled):
+        await _collect(run)
 
 
 async def test_an_error_of_the_consumer_cancels_the_run_and_leaves_as_itself() -> None:
@@ -621,7 +643,6 @@ async def test_leaving_at_once_does_nothing() -> None:
     assert script.requests == []
 
 
-@pytest.mark.xfail(strict=True, reason="RunStream.result raises the CancelledError of its own task")
 async def test_the_result_of_a_stream_that_was_left_is_a_cancelled_turn() -> None:
     async with Agent(Hanging()).stream("hi") as run:
         await settle()
@@ -652,7 +673,6 @@ async def test_a_failure_tells_no_run_finished() -> None:
     assert kinds == ["run_started", "step_started"]
 
 
-@pytest.mark.xfail(strict=True, reason="EventStream ends as if the run had succeeded")
 async def test_iterating_a_failed_run_ends_by_raising() -> None:
     async with Agent(Script(fail(OSError("no")))).stream("hi") as run:
         with pytest.raises(ModelFailed):
@@ -694,7 +714,6 @@ async def test_events_are_json() -> None:
     assert [event_adapter().validate_json(event_adapter().dump_json(event)) for event in events] == events
 
 
-@pytest.mark.xfail(strict=True, reason="deltas are told as they come, with lone surrogates, which JSON cannot carry")
 async def test_deltas_are_json_whatever_the_model_writes() -> None:
     model = Raw([TextChunk(text="\ud800"), ReasoningChunk(text="\ud800"), ToolCallChunk(index=0, arguments="\ud800")])
     model.replies[0] = [*model.replies[0], STOP]
@@ -796,6 +815,37 @@ async def test_cancelling_reaches_every_function_of_the_application(place: str) 
     assert body.cleaned == 1
 
 
+async def test_a_task_that_was_cancelled_before_may_still_run_an_agent() -> None:
+    async def host() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            script = Script(calls(call("add", a=1, b=2), call("add", a=3, b=4)), say("cleaned up"))
+            return (await Agent(script, tools=[add]).run("clean up")).text
+        raise AssertionError("not reached")
+
+    task = asyncio.ensure_future(host())
+    await settle()
+    task.cancel()
+    assert await task == "cleaned up"
+
+
+async def test_a_task_that_was_cancelled_before_may_be_cancelled_again() -> None:
+    body = Hanging()
+
+    async def host() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await Agent(Script(call("hang")), tools=[body.tool()]).run("clean up")
+
+    task = asyncio.ensure_future(host())
+    await settle()
+    task.cancel()
+    await cancelled(task, body.started)
+    assert body.cleaned == 1
+
+
 def swallower(started: asyncio.Event) -> Tool[Any]:
     @tool
     async def swallow(x: int = 0) -> str:
@@ -817,7 +867,6 @@ async def test_bodies_that_swallow_a_cancellation_do_not_save_the_run() -> None:
     assert len(script.requests) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="_guard ignores a cancellation from outside that the awaited work swallowed")
 async def test_a_body_alone_that_swallows_a_cancellation_does_not_save_the_run() -> None:
     started = asyncio.Event()
     script = Script(call("swallow"), say("never"))
@@ -826,7 +875,6 @@ async def test_a_body_alone_that_swallows_a_cancellation_does_not_save_the_run()
     assert len(script.requests) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="_guard ignores a cancellation from outside that the awaited work swallowed")
 async def test_a_model_that_turns_a_cancellation_into_an_error_does_not_change_it() -> None:
     class Turning(Hanging):
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -840,7 +888,6 @@ async def test_a_model_that_turns_a_cancellation_into_an_error_does_not_change_i
     await cancelled(asyncio.ensure_future(Agent(model).run("hi")), model.started)
 
 
-@pytest.mark.xfail(strict=True, reason="_run_lane lets the group of its task group out")
 async def test_what_a_body_among_others_must_not_contain_leaves_as_itself() -> None:
     class Severed(BaseException):
         pass
@@ -946,9 +993,6 @@ async def test_an_interrupt_and_a_cancellation_leave_as_a_cancellation() -> None
     assert task.cancelled()
 
 
-@pytest.mark.xfail(
-    sys.version_info < (3, 13), strict=True, reason="uncancel leaves the pending CancelledError before Python 3.13"
-)
 async def test_an_interrupt_before_the_start_does_not_reach_the_caller() -> None:
     loop = Agent(Script(say("never")))._loop("hi")
 
@@ -963,7 +1007,6 @@ async def test_an_interrupt_before_the_start_does_not_reach_the_caller() -> None
     assert not task.cancelled()
 
 
-@pytest.mark.xfail(strict=True, reason="_halt takes the phase for a model call, made or not")
 async def test_a_model_call_that_was_never_made_is_not_counted() -> None:
     script = Script(say("never"))
     loop = Agent(script)._loop("hi")
@@ -1105,9 +1148,6 @@ async def test_a_refused_result_is_recorded_again_and_its_body_not_run_again() -
     assert entered == [1, 2]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a Recorded that is fed again in `back` acknowledges a record that is not durable"
-)
 async def test_records_may_be_refused_again_and_again() -> None:
     loop, journal = journaled(Agent(Script(calls(*(call("add", a=1, b=b) for b in range(3))), say("end")), tools=[add]))
     task = driven(loop)
@@ -1125,7 +1165,7 @@ async def test_a_reply_is_dropped_where_its_record_was_refused_and_the_run_is_ca
     loop, journal = journaled(Agent(Script(call("add", a=1, b=2)), tools=[add]))
     task = driven(loop)
     (record,) = await journal.refuse(cancel=True)
-    assert [type(fact).__name__ for fact in record.facts] == ["Ended"]
+    assert record.facts == (Ended(outcome="cancelled", usage=Usage(unknown=1)),)
     await journal.acknowledge()
     ended = await task
     assert ended is not None
@@ -1133,7 +1173,6 @@ async def test_a_reply_is_dropped_where_its_record_was_refused_and_the_run_is_ca
     assert list(loop.history()) == [Message.user("hi")]
 
 
-@pytest.mark.xfail(strict=True, reason="`back` feeds the Recorded that let a held reply go, and with it the reply")
 async def test_a_reply_that_was_held_is_dropped_as_well() -> None:
     loop, journal = journaled(Agent(Script(call("add", a=1, b=2), say("late")), tools=[add]))
     task = driven(loop)
@@ -1143,7 +1182,52 @@ async def test_a_reply_that_was_held_is_dropped_as_well() -> None:
     records = await journal.refuse(cancel=True)
     task.cancel()
     await asyncio.wait([task])
-    assert [type(fact).__name__ for record in records for fact in record.facts] == ["Ended"]
+    facts = [fact for record in records for fact in record.facts]
+    assert facts == [Ended(outcome="cancelled", usage=Usage(unknown=1))]
+
+
+@pytest.mark.xfail(strict=True, reason="`back` feeds a park again before the news, which then come too late")
+async def test_a_park_stays_where_another_child_goes_on() -> None:
+    ask = Delegation(Agent(Script())).tool("ask")
+    script = Script(calls(call("ask", prompt="x"), call("ask", prompt="y")), say("end"))
+    loop, journal = journaled(Agent(script, tools=[ask]))
+    task = driven(loop)
+    await journal.acknowledge()
+    one, other = journal.delegated
+    loop.feed(CallParked(call=one))
+    loop.feed(CallParked(call=other))
+    finished = CallFinished(result=ToolResult(call=one, content="42"), source="receipt")
+    (record,) = await journal.refuse(finished)
+    assert record.facts == (
+        Finished(result=finished.result, source="receipt", attempt=1),
+        Ended(outcome="parked", open=(other,)),
+    )
+    await journal.acknowledge()
+    assert (await task) == record.facts[1]
+
+
+@pytest.mark.xfail(strict=True, reason="`back` feeds a result again, which parks the run, before the news")
+async def test_news_of_a_parked_child_are_not_lost_where_a_sibling_s_result_was_refused() -> None:
+    gate = asyncio.Event()
+
+    @tool(effect="none")
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    ask = Delegation(Agent(Script())).tool("ask")
+    script = Script(calls(call("ask", prompt="x"), call("work")), say("end"))
+    loop, journal = journaled(Agent(script, tools=[ask, work]))
+    task = driven(loop)
+    await journal.acknowledge()
+    (asked,) = journal.delegated
+    loop.feed(CallParked(call=asked))
+    gate.set()
+    records = await journal.refuse(CallFinished(result=ToolResult(call=asked, content="42"), source="receipt"))
+    kinds = [type(fact).__name__ for record in records for fact in record.facts]
+    task.cancel()
+    await asyncio.wait([task])
+    assert kinds == ["Finished", "Finished"]
 
 
 @pytest.mark.parametrize("news", ["finished", "resumed, then finished"])
@@ -1179,6 +1263,7 @@ async def test_a_park_is_dropped_where_its_record_was_refused_and_the_run_is_can
     loop.feed(CallParked(call=journal.delegated[0]))
     (record,) = await journal.refuse(cancel=True)
     assert [type(fact).__name__ for fact in record.facts] == ["Finished", "Ended"]
+    assert record.facts[1] == Ended(outcome="cancelled")
     await journal.acknowledge()
     ended = await task
     assert ended is not None
@@ -1317,10 +1402,8 @@ async def test_deps_of_another_type_are_refused_before_any_work(deps: Any) -> No
         (Shop, Branch()),
         (None, "anything"),
         (dict[str, int], {"a": 1}),
-        *(
-            pytest.param(kind, {"a": 1}, marks=pytest.mark.xfail(strict=True, reason="_check_deps asks isinstance"))
-            for kind in (Sells, Config)
-        ),
+        (Sells, object()),
+        (Config, {"a": 1}),
     ],
 )
 async def test_deps_that_fit_or_cannot_be_checked_are_taken(kind: Any, deps: Any) -> None:
@@ -1336,6 +1419,14 @@ async def test_a_model_that_no_adapter_fits_is_refused_when_it_is_used(name: str
         agent.stream("hi")
     with pytest.raises(WrongCall):
         await Agent(Script(say("x"))).run("hi", model=name)
+
+
+def test_a_model_named_by_a_string_is_looked_up_once() -> None:
+    pytest.importorskip("openai")
+    agent = Agent("openai:gpt-5")
+    assert agent._resolved() is agent._resolved()
+    assert agent._resolved("openai:gpt-5-mini") is not agent._resolved()
+    assert agent._resolved().info().model == "gpt-5"
 
 
 # A sub-agent without a session.
@@ -1438,10 +1529,39 @@ async def test_a_delegation_back_to_who_is_at_work_is_refused() -> None:
     assert result.messages[2].results[0].code == "SUBAGENT_CYCLE"
 
 
-async def test_a_delegation_deeper_than_allowed_is_refused() -> None:
-    ask = Delegation(Agent(Script(say("never"))), depth=0).tool("ask")
+@pytest.mark.parametrize(("depth", "code"), [(0, "SUBAGENT_DEPTH"), (1, None), (2, None)])
+async def test_a_delegation_deeper_than_allowed_is_refused(depth: int, code: str | None) -> None:
+    ask = Delegation(Agent(Script(say("42"))), depth=depth).tool("ask")
     result = await Agent(Script(call("ask", prompt="x"), say("end")), tools=[ask]).run("hi")
-    assert result.messages[2].results[0].code == "SUBAGENT_DEPTH"
+    assert result.messages[2].results[0].code == code
+
+
+async def test_a_child_that_waits_for_its_own_child_takes_no_slot() -> None:
+    one_slot = asyncio.Semaphore(1)
+    seen: list[str] = []
+
+    class Slots(Delegation):
+        async def enter(self, *, returning: bool) -> None:
+            await one_slot.acquire()
+            seen.append(f"{self.agent.name} {'comes back' if returning else 'starts'}")
+
+        def leave(self) -> None:
+            seen.append(f"{self.agent.name} leaves")
+            one_slot.release()
+
+    grandchild = Slots(Agent(Script(say("42")), name="grandchild"))
+    asks = Script(call("ask", prompt="x"), say("it says 42"))
+    child = Slots(Agent(asks, name="child", tools=[grandchild.tool("ask")]))
+    result = await Agent(Script(call("ask", prompt="x"), say("end")), tools=[child.tool("ask")]).run("hi")
+    assert result.messages[2].results[0].content == "it says 42"
+    assert seen == [
+        "child starts",
+        "child leaves",
+        "grandchild starts",
+        "grandchild leaves",
+        "child comes back",
+        "child leaves",
+    ]
 
 
 async def test_delegations_take_no_place_of_the_four() -> None:

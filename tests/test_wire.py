@@ -115,7 +115,6 @@ def test_a_changed_block_is_refused() -> None:
         wire.check(request([changed, USER]))
 
 
-@pytest.mark.xfail(strict=True, reason="_goes_on forgets the blocks where the last message is another object")
 def test_a_changed_block_is_refused_in_a_transcript_that_was_read_anew() -> None:
     wire = WireCheck()
     wire.check(request([THOUGHT, USER]))

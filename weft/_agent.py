@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context as ContextVars
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Self, TypeAlias, overload
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, is_typeddict
 
 from weft._machine import Begin, Limits, State
 from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
 from weft._repair import Transcript, repair
 from weft._run import BareRecorder, EventLog, EventStream, Result, RunLoop, Setup, Slot, raise_for
 from weft._tool import Context, Tool, as_tool, toolset
-from weft.errors import InsideLoop, NotAllowed, WrongCall
+from weft.errors import InsideLoop, NotAllowed, TurnCancelled, WrongCall
+from weft.events import Event
 from weft.messages import File, Message, Text, as_message
 from weft.model import Model, Settings
 from weft.models.resolve import resolve
@@ -39,6 +41,13 @@ def overriding(models: Mapping[str, Model]) -> Iterator[None]:
         yield
     finally:
         _overrides.reset(token)
+
+
+def empty_context() -> ContextVars:
+    """A context without the application's variables; what `override` has set stays in force."""
+    context = ContextVars()
+    context.run(_overrides.set, _overrides.get())
+    return context
 
 
 class Agent(Generic[DepsT]):
@@ -231,7 +240,7 @@ class Agent(Generic[DepsT]):
         return self._model
 
     def _check_deps(self, deps: object) -> None:
-        if isinstance(self.deps, type) and not isinstance(deps, self.deps) and not _is_protocol(self.deps):
+        if isinstance(self.deps, type) and not _structural(self.deps) and not isinstance(deps, self.deps):
             wanted = self.deps.__name__
             raise WrongCall(f"agent {self.name!r} needs deps={wanted}(…); it got {type(deps).__name__}")
 
@@ -265,6 +274,7 @@ class Agent(Generic[DepsT]):
         model: Model | str | None = None,
         settings: Settings | None = None,
         chain: tuple[object, ...] = (),
+        allow: frozenset[str] | None = None,
         slot: Slot | None = None,
         events: EventLog | None = None,
         clock: Clock | None = None,
@@ -276,7 +286,7 @@ class Agent(Generic[DepsT]):
         base = repair(history) if history else []
         recorder = BareRecorder(ids.new())
         loop = RunLoop(
-            self._setup(deps=deps, model=model, settings=settings, chain=chain),
+            self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow),
             State(run=recorder.run, limits=self.limits),
             Transcript([as_message(prompt)]),
             base=base,
@@ -292,8 +302,9 @@ class Agent(Generic[DepsT]):
         return loop
 
 
-def _is_protocol(kind: type) -> bool:
-    return bool(getattr(kind, "_is_protocol", False))
+def _structural(kind: type) -> bool:
+    """Whether a value's fit cannot be seen from its class."""
+    return bool(getattr(kind, "_is_protocol", False)) or is_typeddict(kind)
 
 
 def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
@@ -352,8 +363,8 @@ class RunStream:
         if not task.cancelled():
             task.exception()  # read, so that the loop does not report it: `result()` has raised it or nobody asked
 
-    def __aiter__(self) -> EventStream:
-        return EventStream(self._log)
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _RunEvents(self, EventStream(self._log))
 
     async def result(self) -> Result:
         """The run's result, when it is over. Raises as `run` does. Cancelling the wait does not cancel the run.
@@ -364,4 +375,24 @@ class RunStream:
         if self._task is None:
             raise WrongCall("enter the stream first: `async with agent.stream(…) as run:`")
         await asyncio.wait([self._task])
+        if self._task.cancelled():
+            raise TurnCancelled("the stream was left before its run ended")
         return self._task.result()
+
+
+class _RunEvents:
+    """A run's events; ends by raising where the run failed."""
+
+    def __init__(self, run: RunStream, events: EventStream) -> None:
+        self._run = run
+        self._events = events
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await self._events.__anext__()
+        except StopAsyncIteration:
+            await self._run.result()
+            raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
 Boundary: TypeAlias = Literal[
-    "tool call", "child", "observer", "approver", "verify", "root", "watcher", "model", "turn", "decision"
+    "tool call", "child", "observer", "approver", "verify", "root", "watcher", "model", "turn", "decision", "store"
 ]
 
 
@@ -22,11 +23,23 @@ class Contained(Exception):
 
 
 async def contain(boundary: Boundary, work: Awaitable[T]) -> T | Contained:
-    """What `work` gives, or the exception that it raised, as a value. Cancellation passes through."""
+    """What `work` gives, or the exception that it raised, as a value.
+
+    A cancellation of the present task passes through. A `CancelledError` that `work` makes of its own is a
+    failure like any other.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
     try:
         return await work
     except Exception as error:
         return Contained(boundary, error)
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > before:
+            raise
+        failure = RuntimeError("it raised CancelledError without being cancelled")
+        failure.__cause__ = error
+        return Contained(boundary, failure)
 
 
 def contain_call(boundary: Boundary, function: Callable[[], T]) -> T | Contained:

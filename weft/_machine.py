@@ -15,8 +15,8 @@ before that input and feed what has changed (see `weft.thread._runner`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, assert_never
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 from weft import _texts
 from weft.events import (
@@ -207,7 +207,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFailed:
-    """The model call failed. Nothing of it enters the transcript."""
+    """The model call failed, or could not be prepared. Nothing of it enters the transcript."""
 
     error: ErrorInfo
 
@@ -310,12 +310,14 @@ Effect: TypeAlias = Record | CallModel | RunTools | Emit | End
 # State.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+# Named tuples, since a changed copy of one costs a third of a changed dataclass.
+
+
+class Step(NamedTuple):
     """The open calls of the last assistant message. Sets of calls are bit masks over `plans`."""
 
     plans: tuple[Plan, ...]
-    index: Mapping[str, int]
+    places: Mapping[str, int]
     attempts: tuple[int, ...]
     done: int = 0
     waiting: int = 0
@@ -329,7 +331,7 @@ class Step:
 
     def bit(self, call: str) -> int:
         """The call's bit, or 0 where it is unknown or has its result."""
-        place = self.index.get(call)
+        place = self.places.get(call)
         return 0 if place is None else (1 << place) & ~self.done
 
     def open(self) -> tuple[ToolCall, ...]:
@@ -337,8 +339,7 @@ class Step:
         return tuple(plan.call for place, plan in enumerate(self.plans) if not self.done >> place & 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(NamedTuple):
     """A run at one moment."""
 
     run: str
@@ -381,16 +382,18 @@ def advance(state: State, given: Input) -> Moved:  # noqa: C901, PLR0911, PLR091
         case Cancelled():
             return _cancelled(state, given)
         case RecordRefused():
-            return replace(state, phase="ended"), (End(ended=None),)
+            return state._replace(phase="ended"), (End(ended=None),)
         case _:
             assert_never(given)
 
 
 def _record(state: State, facts: tuple[Fact, ...], gate: Gate) -> tuple[State, Record]:
-    return replace(state, unrecorded=state.unrecorded + 1), Record(facts=facts, gate=gate)
+    return state._replace(unrecorded=state.unrecorded + 1), Record(facts=facts, gate=gate)
 
 
 def _begin(state: State, given: Begin) -> Moved:
+    if state.phase != "new":
+        return state, ()
     started = Emit(event=RunStarted(run=state.run))
     if not given.open:
         state, effects = _call_model(state)
@@ -407,34 +410,36 @@ def _call_model(state: State) -> Moved:
     if limits.tokens is not None and state.usage.tokens >= limits.tokens:
         return _limit(state, "tokens", f"the run has used {state.usage.tokens} tokens, and may use {limits.tokens}")
     started = Emit(event=StepStarted(run=state.run, step=state.steps + 1))
-    return replace(state, phase="model", step=None), (started, CallModel())
+    return state._replace(phase="model", step=None), (started, CallModel())
 
 
 def _limit(state: State, limit: str, message: str) -> Moved:
-    error = ErrorInfo(code="LIMIT", message=message, details={"limit": limit})
+    error = ErrorInfo(kind="limit", code="LIMIT", message=message, details={"limit": limit})
     return _finish(state, (), Ended(outcome="failed", error=error))
 
 
 def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
     state, record = _record(state, (*facts, ended), "end")
-    return replace(state, phase="ending", end=ended, held=None), (record,)
+    return state._replace(phase="ending", end=ended, held=None), (record,)
 
 
 def _model_failed(state: State, given: ModelFailed) -> Moved:
-    if state.phase != "model":
+    if state.phase not in ("new", "model") or state.held is not None:
         return state, ()
-    usage = state.usage + UNKNOWN_CALL
-    ended = Ended(outcome="failed", error=given.error, usage=UNKNOWN_CALL)
-    return _finish(replace(state, usage=usage), (), ended)
+    extra = UNKNOWN_CALL if state.phase == "model" else NO_USAGE
+    ended = Ended(outcome="failed", error=given.error, usage=extra)
+    return _finish(state._replace(usage=state.usage + extra), (), ended)
 
 
 def _recorded(state: State) -> Moved:
-    state = replace(state, unrecorded=state.unrecorded - 1)
+    if not state.unrecorded:
+        return state, ()
+    state = state._replace(unrecorded=state.unrecorded - 1)
     if state.unrecorded:
         return state, ()
     if state.held is not None:
         held = state.held
-        return _replied(replace(state, held=None), held)
+        return _replied(state._replace(held=None), held)
     if state.phase == "bodies" and state.step is not None:
         return _run_bodies(state, state.step)
     if state.phase == "ending" and state.end is not None:
@@ -450,7 +455,7 @@ def _end(state: State, ended: Ended) -> Moved:
     elif ended.outcome == "parked" and state.step is not None:
         effects.append(Emit(event=Parked(run=state.run, calls=state.step.open())))
     effects.append(End(ended=ended))
-    return replace(state, phase="ended"), tuple(effects)
+    return state._replace(phase="ended"), tuple(effects)
 
 
 # A reply.
@@ -460,10 +465,9 @@ def _replied(state: State, given: Replied) -> Moved:
     if state.phase != "model":
         return state, ()
     if state.unrecorded:
-        return replace(state, held=given), ()
+        return state._replace(held=given), ()
     usage = given.finish.usage
-    state = replace(
-        state,
+    state = state._replace(
         steps=state.steps + 1,
         usage=state.usage + (UNKNOWN_CALL if usage is None else usage),
         text=given.message.text,
@@ -484,9 +488,19 @@ def _cut(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
     results = tuple(_texts.not_run(plan.call.id) for plan in plans)
     facts = tuple(Finished(result=result, source="refused") for result in results)
     state, told = _tell(state, results)
-    state, record = _record(state, (said, *facts), "reply")
-    state, effects = _call_model(state)
-    return state, (*told, record, *effects)
+    state, effects = _next_step(state, (said, *facts))
+    return state, (*told, *effects)
+
+
+def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
+    """Record, and call the model again; one record where a limit ends the run instead."""
+    following, effects = _call_model(state)
+    if not facts:
+        return following, effects
+    if following.phase == "ending" and following.end is not None:
+        return _finish(state, facts, following.end)
+    state, record = _record(following, facts, "reply")
+    return state, (record, *effects)
 
 
 # A step.
@@ -512,7 +526,7 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
                 pass
     step = Step(
         plans=tuple(call.plan for call in calls),
-        index={call.plan.call.id: place for place, call in enumerate(calls)},
+        places={call.plan.call.id: place for place, call in enumerate(calls)},
         attempts=tuple(call.started + (0 if call.fresh or call.delegated else 1) for call in calls),
         done=done,
         waiting=waiting,
@@ -523,7 +537,7 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
     if starts:
         facts += (Started(starts=tuple(starts)),)
     state, told = _tell(state, tuple(refused))
-    state = replace(state, phase="bodies", step=step)
+    state = state._replace(phase="bodies", step=step)
     runs = step.all & ~done & ~waiting
     if not runs:
         return _step_over(state, step, facts, told)
@@ -537,10 +551,10 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
 def _decide(call: OpenCall) -> ToolResult | Asked | Start | None:
     """What has to be written before this call can go on; None where nothing has to be."""
     plan = call.plan
-    if call.fresh or call.delegated:
-        return None
     if isinstance(plan, Refused):
         return plan.result
+    if call.fresh or call.delegated:
+        return None
     if call.started:
         if plan.effect == "once" or (plan.effect == "repeatable" and call.started >= plan.attempts):
             return _uncertain(plan, "it had started when its process ended")
@@ -566,9 +580,9 @@ def _run_bodies(state: State, step: Step) -> Moved:
             attempts.append(step.attempts[place])
             effects.append(Emit(event=ToolStarted(run=state.run, seq=seq, call=plan.call)))
             seq += 1
-    step = replace(step, started=step.started | runs)
+    step = step._replace(started=step.started | runs)
     effects.append(RunTools(plans=tuple(plans), attempts=tuple(attempts)))
-    return replace(state, phase="tools", step=step, seq=seq), tuple(effects)
+    return state._replace(phase="tools", step=step, seq=seq), tuple(effects)
 
 
 def _tell(state: State, results: tuple[ToolResult, ...]) -> tuple[State, tuple[Emit, ...]]:
@@ -578,7 +592,7 @@ def _tell(state: State, results: tuple[ToolResult, ...]) -> tuple[State, tuple[E
         Emit(event=ToolFinished(run=state.run, seq=state.seq + place, result=result))
         for place, result in enumerate(results)
     )
-    return replace(state, seq=state.seq + len(told)), told
+    return state._replace(seq=state.seq + len(told)), told
 
 
 def _call_finished(state: State, given: CallFinished) -> Moved:
@@ -586,11 +600,11 @@ def _call_finished(state: State, given: CallFinished) -> Moved:
     bit = 0 if step is None else step.bit(given.result.call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
-    attempt = step.attempts[step.index[given.result.call]]
+    attempt = step.attempts[step.places[given.result.call]]
     fact = Finished(result=given.result, source=given.source, attempt=attempt)
-    step = replace(step, done=step.done | bit, waiting=step.waiting & ~bit)
+    step = step._replace(done=step.done | bit, waiting=step.waiting & ~bit)
     told = Emit(event=ToolFinished(run=state.run, seq=state.seq, result=given.result))
-    state = replace(state, step=step, seq=state.seq + 1, usage=state.usage + given.usage)
+    state = state._replace(step=step, seq=state.seq + 1, usage=state.usage + given.usage)
     return _step_over(state, step, (fact,), (told,))
 
 
@@ -606,16 +620,8 @@ def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Ef
         asks = tuple(asked for asked in step.asks if asked.call.id in waiting)
         state, effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting))
         return state, (*told, *effects)
-    limited, effects = _call_model(state)
-    if not facts:
-        return limited, (*told, *effects)
-    if limited.phase == "ending":  # a limit: one record for the results and the end
-        end = limited.end
-        assert end is not None
-        state, effects = _finish(state, facts, end)
-        return state, (*told, *effects)
-    state, record = _record(limited, facts, "reply")
-    return state, (*told, record, *effects)
+    state, effects = _next_step(state, facts)
+    return state, (*told, *effects)
 
 
 def _call_parked(state: State, call: str) -> Moved:
@@ -623,8 +629,8 @@ def _call_parked(state: State, call: str) -> Moved:
     bit = 0 if step is None else step.bit(call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
-    step = replace(step, waiting=step.waiting | bit)
-    return _step_over(replace(state, step=step), step, (), ())
+    step = step._replace(waiting=step.waiting | bit)
+    return _step_over(state._replace(step=step), step, (), ())
 
 
 def _call_resumed(state: State, call: str) -> Moved:
@@ -632,19 +638,19 @@ def _call_resumed(state: State, call: str) -> Moved:
     bit = 0 if step is None else step.bit(call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
-    return replace(state, step=replace(step, waiting=step.waiting & ~bit)), ()
+    return state._replace(step=step._replace(waiting=step.waiting & ~bit)), ()
 
 
 def _call_uncertain(state: State, given: CallUncertain) -> Moved:
     step = state.step
     bit = 0 if step is None else step.bit(given.call)
-    if step is None or not bit or state.phase != "tools":
+    if step is None or not bit or step.waiting & bit or state.phase != "tools":
         return state, ()
-    plan = step.plans[step.index[given.call]]
+    plan = step.plans[step.places[given.call]]
     assert not isinstance(plan, Refused)
     asks = (*step.asks, _uncertain(plan, given.reason))
-    step = replace(step, waiting=step.waiting | bit, asks=asks)
-    return _step_over(replace(state, step=step), step, (), ())
+    step = step._replace(waiting=step.waiting | bit, asks=asks)
+    return _step_over(state._replace(step=step), step, (), ())
 
 
 def _cancelled(state: State, given: Cancelled) -> Moved:
@@ -657,9 +663,9 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
     results: list[ToolResult] = []
     if step is not None:
         for call in step.open():
-            started = bool(step.started >> step.index[call.id] & 1)
+            started = bool(step.started >> step.places[call.id] & 1)
             results.append(_texts.cancelled(call.id, started=started))
     facts = tuple(Finished(result=result, source="cancel") for result in results)
-    state, told = _tell(replace(state, usage=state.usage + extra), tuple(results))
+    state, told = _tell(state._replace(usage=state.usage + extra), tuple(results))
     state, effects = _finish(state, facts, Ended(outcome="cancelled", usage=extra))
     return state, (*told, *effects)

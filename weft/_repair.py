@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import overload
 
 from weft import _texts
-from weft.messages import Message, ToolResult
+from weft.messages import Message, Part, ToolCall, ToolResult
 
 
 class Transcript:
@@ -46,6 +47,13 @@ class Transcript:
             self.messages.append(Message(role="tool", parts=ordered))
             self._results = {}
         return True
+
+    def partial(self) -> Message | None:
+        """The results of the open step that are there already, as a tool message; None where there are none."""
+        if not self._results:
+            return None
+        known = (self._results.get(call.id) for call in self.messages[-1].calls)
+        return Message(role="tool", parts=tuple(result for result in known if result is not None))
 
     def cut(self, length: int) -> None:
         """Take back the messages from this length on; what was open in them is forgotten."""
@@ -104,7 +112,7 @@ def repair(messages: Iterable[Message]) -> list[Message]:
     A missing result becomes an error result; a result without an open call is left out. Idempotent.
     """
     transcript = Transcript()
-    for message in messages:
+    for message in _with_unique_ids(messages):
         if message.role == "tool":
             for result in message.results:
                 transcript.answer(result)
@@ -113,3 +121,44 @@ def repair(messages: Iterable[Message]) -> list[Message]:
     for call in tuple(transcript.open):
         transcript.answer(_texts.interrupted(call))
     return transcript.messages
+
+
+def _with_unique_ids(messages: Iterable[Message]) -> Iterator[Message]:
+    """The same messages; a call id that stands there already is made unique, in its result as well."""
+    seen: set[str] = set()
+    renamed: dict[str, list[str]] = {}
+    for message in messages:
+        if message.role == "assistant":
+            renamed = {}
+            yield _rename_calls(message, seen, renamed)
+        elif message.role == "tool":
+            yield _rename_results(message, renamed)
+        else:
+            yield message
+
+
+def _rename_calls(message: Message, seen: set[str], renamed: dict[str, list[str]]) -> Message:
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            name, number = part.id, 2
+            while name in seen or not name:
+                name, number = f"{part.id}~{number}", number + 1
+            seen.add(name)
+            renamed.setdefault(part.id, []).append(name)
+            parts.append(part if name == part.id else replace(part, id=name))
+        else:
+            parts.append(part)
+    changed = any(new is not old for new, old in zip(parts, message.parts, strict=True))
+    return replace(message, parts=tuple(parts)) if changed else message
+
+
+def _rename_results(message: Message, renamed: dict[str, list[str]]) -> Message:
+    """Results under their calls' new ids; each takes one away from those that are left."""
+    parts = tuple(
+        replace(part, call=renamed[part.call].pop(0))
+        if isinstance(part, ToolResult) and renamed.get(part.call)
+        else part
+        for part in message.parts
+    )
+    return replace(message, parts=parts)

@@ -7,9 +7,7 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
@@ -49,11 +47,11 @@ from weft._machine import (
 from weft._ports import Clock, Ids
 from weft._repair import History, Transcript
 from weft._tool import CallInfo, Context, Delegate, Tool
-from weft._toolcall import call_user_code, capped, digest_of, judge, run_body
-from weft.errors import Changed, LimitReached, RunFailed, TurnCancelled
+from weft._toolcall import call_user_code, digest_of, judge, run_body
+from weft.errors import LimitReached, RunFailed, TurnCancelled, WeftError
 from weft.errors import ModelFailed as ModelFailedError
 from weft.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta
-from weft.messages import ErrorInfo, Message, Part, Reasoning, Text, ToolCall, ToolResult, Usage, clean_text
+from weft.messages import NO_USAGE, ErrorInfo, Message, Part, Reasoning, Text, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
     Finish,
     Model,
@@ -95,7 +93,7 @@ class Result:
     usage: Usage
     """Of this run, all its steps and sub-agents."""
     stop: str
-    """`answered`, `parked`, or `stopped`."""
+    """`answered`, `parked`, `stopped`; on an error's `result`, `failed`."""
     finish: str | None = None
     """The last reply's finish reason: `stop`, `length`, `refusal`, `filter`, …"""
     run: str
@@ -150,14 +148,14 @@ class EventLog:
 
 
 class EventStream:
-    """Iterates an `EventLog` from its start, any number of times, live or late. Owns nothing."""
+    """Iterates an `EventLog` from its start, live or late. Owns nothing."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._next = 0
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        return EventStream(self._log)
+        return self
 
     async def __anext__(self) -> Event:
         log = self._log
@@ -308,17 +306,20 @@ class RunLoop:
         self._events = events
         self._slot = slot
         self._instructions: str | None = None
-        self._since: deque[_Since] = deque()
-        self._inputs: deque[Input] = deque()
+        self._since: list[_Since] = []
+        self._inputs: list[Input] = []
         self._feeding = False
         self._quiet = False
         self._work: CallModel | RunTools | None = None
         self._running: set[str] = set()
         self._asking = False
+        self._in_flight = False
+        """Whether a model call was made whose reply is not known."""
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = False
         self._fired = 0
+        self._cancelling = 0
         self._stop: Stop | None = None
 
     # -- what the outside may do
@@ -331,7 +332,7 @@ class RunLoop:
         self._feeding = True
         try:
             while self._inputs:
-                self._advance(self._inputs.popleft())
+                self._advance(self._inputs.pop(0))
         finally:
             self._feeding = False
 
@@ -348,13 +349,16 @@ class RunLoop:
         Goes back to the state before the first of them and feeds what has really happened since, but for
         what the news overrule: a reply, where the run is cancelled; a park, where the call goes on.
         """
-        since, self._since = list(self._since), deque()
+        since, self._since = self._since, []
         if since:
             said = [item.said for item in since if item.said is not None]
             if said:
                 self.transcript.cut(said[0])
                 self._replies -= len(said)
             self.state = since[0].before
+        if cancel and (self.state.held is not None or any(isinstance(item.given, Replied) for item in since)):
+            self.state = self.state._replace(held=None)
+            self._in_flight = True  # what it spent is not known any more
         for item in since:
             if not _overruled(item.given, news, cancel=cancel):
                 self._quiet = True
@@ -376,11 +380,13 @@ class RunLoop:
         """An open call of the present step."""
         step = self.state.step
         assert step is not None
-        return step.plans[step.index[call]].call
+        return step.plans[step.places[call]].call
 
     def result(self, *, pending: tuple[Any, ...] = ()) -> Result:
         """What came of the run so far."""
         ended = self.ended
+        partial_results = self.transcript.partial()
+        tail = self.transcript.messages if partial_results is None else [*self.transcript.messages, partial_results]
         return Result(
             text=self.state.text,
             usage=self.state.usage,
@@ -388,7 +394,7 @@ class RunLoop:
             finish=None if ended is None else ended.stop,
             run=self.state.run,
             pending=pending,
-            _history=self.history(),
+            _history=History(self._base, self._base_length, tail),
         )
 
     def history(self) -> History:
@@ -403,6 +409,7 @@ class RunLoop:
         Cancelling the task from outside ends the run here and leaves as `CancelledError`.
         """
         self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
         try:
             await self._guard(self._prepare(begin))
             while not self.over:
@@ -424,7 +431,11 @@ class RunLoop:
         setup = self.setup
         if callable(setup.instructions):
             await self._slot.take()
-            text = await call_user_code(partial(setup.instructions, self._context(_NO_CALL, 0)))
+            text = await contain("model", call_user_code(partial(setup.instructions, self._context(_NO_CALL, 0))))
+            if isinstance(text, Contained):
+                self.cause = text.cause
+                self.feed(ModelFailed(error=_broken("instructions", text.cause)))
+                return
             self._instructions = clean_text(str(text))
         else:
             self._instructions = setup.instructions
@@ -434,7 +445,7 @@ class RunLoop:
         stop, self._stop = self._stop, None
         match stop:
             case "cancel":
-                self.feed(Cancelled(model_in_flight=self.state.phase == "model" and self.state.held is None))
+                self.feed(Cancelled(model_in_flight=self._in_flight))
             case "revoke":
                 self.feed(RecordRefused())
             case "leave" | None:
@@ -452,7 +463,8 @@ class RunLoop:
             if not self._settle_cancel():
                 raise
         else:
-            self._settle_cancel()
+            if not self._settle_cancel() and self._cancelled_outside():
+                raise asyncio.CancelledError  # what was awaited has swallowed it
         finally:
             self._interruptible = False
 
@@ -471,7 +483,10 @@ class RunLoop:
             return False
         for _ in range(mine):
             task.uncancel()
-        return bool(mine) and not task.cancelling()
+        return bool(mine) and not self._cancelled_outside()
+
+    def _cancelled_outside(self) -> bool:
+        return self._task is not None and self._task.cancelling() > self._cancelling
 
     async def _wait(self) -> None:
         """Wait until there is work again; a child with nothing but delegations at work hands its slot back."""
@@ -493,9 +508,9 @@ class RunLoop:
             return
         before = self.state
         self.state, effects = advance(before, given)
-        if isinstance(given, Recorded):
+        if isinstance(given, Recorded) and not self._quiet:
             self._acknowledge()
-        records = any(isinstance(effect, Record) for effect in effects)
+        records = Record in map(type, effects)
         if records or self._since:
             self._since.append(_Since(before, given, records, None))
         for effect in effects:
@@ -505,10 +520,10 @@ class RunLoop:
         """The oldest input with a record is durable now; what came before the next one is settled too."""
         since = self._since
         while since:
-            if since.popleft().records:
+            if since.pop(0).records:
                 break
         while since and not since[0].records:
-            since.popleft()
+            since.pop(0)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -554,6 +569,7 @@ class RunLoop:
             reply = await contain("model", self._ask())
         finally:
             self._asking = False
+        self._in_flight = False
         if isinstance(reply, Contained):
             self.cause = reply.cause
             self.feed(ModelFailed(error=_describe(reply.cause)))
@@ -572,9 +588,14 @@ class RunLoop:
             position=Position(thread=self._recorder.thread, index=self._replies),
         )
         reply = _Reply(self.state.run, self._ids, self._events, info.provider, info.model)
-        async with _closing(setup.model.stream(request)) as stream:
+        self._in_flight = True
+        stream = setup.model.stream(request)
+        try:
             async for event in stream:
                 reply.take(event)
+        finally:  # in this task; an iterator that cannot be closed is left alone
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
         message, finish = reply.whole()
         plans: list[Plan] = []
         for call in message.calls:
@@ -623,9 +644,12 @@ class RunLoop:
         if workers == 1:
             await work_off()
             return
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(work_off())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(work_off())
+        except BaseExceptionGroup as group_of:
+            raise _first(group_of) from None
 
     async def _run_one(self, plan: Ready | Gated, attempt: int) -> None:
         call = plan.call
@@ -650,20 +674,26 @@ class RunLoop:
         """A delegating call of a bare run: an ordinary sub-agent, under a slot."""
         delegate = tool._delegate
         assert delegate is not None
-        prompt = tool._signature.parse(call.arguments)["prompt"]
         self._slot.hand_back()
         slot = Slot(delegate)
         await slot.take()
         try:
-            deps = await delegate.child_deps(context.deps)
-            run = delegate.agent._loop(prompt, deps=deps, chain=self.setup.chain, slot=slot)
-            ended = await contain("child", run.drive(Begin()))
+            run = await contain("child", self._sub_loop(delegate, tool, call, context, slot))
+            ended = run if isinstance(run, Contained) else await contain("child", run.drive(Begin()))
         finally:
             slot.hand_back()
-        usage = run.state.usage
+        usage = NO_USAGE if isinstance(run, Contained) else run.state.usage
         if isinstance(ended, Contained):
-            return CallFinished(result=_texts.subagent_failed(call.id, type(ended.cause).__name__), usage=usage)
-        return CallFinished(result=child_result(call.id, ended, run.state.text, tool.cap), usage=usage)
+            return CallFinished(result=_texts.subagent_failed(call.id, reason_of(ended.cause)), usage=usage)
+        text = "" if isinstance(run, Contained) else run.state.text
+        return CallFinished(result=child_result(call.id, ended, text, tool.cap), usage=usage)
+
+    async def _sub_loop(
+        self, delegate: Delegate, tool: Tool[Any], call: ToolCall, context: Context[Any], slot: Slot
+    ) -> RunLoop:
+        prompt = tool._signature.parse(call.arguments)["prompt"]
+        deps = await delegate.child_deps(context.deps)
+        return delegate.agent._loop(prompt, deps=deps, chain=self.setup.chain, slot=slot, allow=self.setup.allow)
 
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
@@ -692,13 +722,18 @@ def refuse_delegation(delegate: Delegate, chain: tuple[object, ...], call: str) 
     return None
 
 
+def reason_of(error: Exception) -> str:
+    """What may be told of an exception: weft's own errors whole, of any other the type's name."""
+    return clean_text(str(error)) if isinstance(error, WeftError) else type(error).__name__
+
+
 def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolResult:
     """A delegating call's result, from how its child ended."""
     if ended is None:
         return _texts.subagent_failed(call, "it was interrupted")
     match ended.outcome:
         case "answered" | "stopped":
-            return ToolResult(call=call, content=capped(text, cap))
+            return ToolResult(call=call, content=_texts.capped(text, cap))
         case "parked":
             return _texts.subagent_parked(call)
         case "cancelled":
@@ -724,20 +759,22 @@ def _lanes(
         yield lane
 
 
-@asynccontextmanager
-async def _closing(stream: AsyncIterator[ModelEvent]) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-    """The stream, closed in this task when it is left; an iterator that cannot be closed is left alone."""
-    try:
-        yield stream
-    finally:
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a group of tasks failed with, as itself."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _describe(error: Exception) -> ErrorInfo:
     if isinstance(error, ModelError):
-        return ErrorInfo(code=error.code, message=clean_text(str(error)))
-    return ErrorInfo(code="MODEL", message=f"the model call failed ({type(error).__name__})")
+        return ErrorInfo(kind="model", code=error.code, message=clean_text(str(error)))
+    return ErrorInfo(kind="model", code="MODEL", message=f"the model call failed ({type(error).__name__})")
+
+
+def _broken(what: str, error: Exception) -> ErrorInfo:
+    return ErrorInfo(code=_texts.INTERNAL, message=f"the {what} failed ({type(error).__name__})")
 
 
 def raise_for(ended: Ended | None, result: Result, cause: BaseException | None = None) -> Result:
@@ -754,16 +791,13 @@ def raise_for(ended: Ended | None, result: Result, cause: BaseException | None =
     if ended.outcome != "failed":
         return result
     error = ended.error or ErrorInfo(code="FAILED", message="the run failed")
-    match error.code:
-        case "LIMIT":
+    match error.kind:
+        case "limit":
             raise LimitReached(error.message, limit=error.details.get("limit", ""), result=result)
-        case "CHANGED":
-            raise Changed(error.message)
-        case "MODEL":
+        case "model":
             raise ModelFailedError(error.message, code=error.code, result=result) from cause
         case _:
-            failure = ModelFailedError if error.code.startswith("MODEL") else RunFailed
-            raise failure(error.message, code=error.code, result=result) from cause
+            raise RunFailed(error.message, code=error.code, result=result) from cause
 
 
 class _Reply:
@@ -793,8 +827,9 @@ class _Reply:
                 self._take_reasoning(event)
             case ToolCallChunk():
                 if self._events is not None:
-                    delta = ArgumentsDelta(run=self._run, index=event.index, text=event.arguments, name=event.name)
-                    self._events.push(delta)
+                    name = None if event.name is None else clean_text(event.name)
+                    text = clean_text(event.arguments)
+                    self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
             case WholeCall():
                 self._take_call(event)
             case Finish():
@@ -805,6 +840,7 @@ class _Reply:
             return
         if self._thought:
             self._close_thought(None)
+        text = clean_text(text)
         self._text.append(text)
         if self._events is not None:
             self._events.push(TextDelta(run=self._run, text=text))
@@ -812,9 +848,10 @@ class _Reply:
     def _take_reasoning(self, event: ReasoningChunk) -> None:
         self._close_text()
         if event.text:
-            self._thought.append(event.text)
+            text = clean_text(event.text)
+            self._thought.append(text)
             if self._events is not None:
-                self._events.push(ReasoningDelta(run=self._run, text=event.text))
+                self._events.push(ReasoningDelta(run=self._run, text=text))
         if event.block is not None:
             self._close_thought(event.block)
 
@@ -833,12 +870,12 @@ class _Reply:
 
     def _close_text(self) -> None:
         if self._text:
-            self._parts.append(Text(text=clean_text("".join(self._text))))
+            self._parts.append(Text(text="".join(self._text)))
             self._text = []
 
     def _close_thought(self, block: str | None) -> None:
         if self._thought or block is not None:
-            text = clean_text("".join(self._thought))
+            text = "".join(self._thought)
             self._parts.append(Reasoning(text=text, block=block, provider=self._provider, model=self._model))
             self._thought = []
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, make_dataclass
-from typing import Annotated, Any, get_origin, get_type_hints
+from enum import Enum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import docstring_parser
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from weft.errors import InvalidTool
 
 _STRICT = ConfigDict(extra="forbid")
 _SHOWN = 80
+_UNSAID = object()
 
 
 class InvalidArguments(ValueError):
@@ -48,12 +51,10 @@ class Signature:
 
     def render(self, value: object) -> str:
         """A string verbatim; anything else as JSON, by the declared type where there is one."""
-        if isinstance(value, str):
-            return value
-        if self.result is None:
-            return to_json(value, fallback=str).decode()
-        checked = self.result.validate_python(value)
-        return self.result.dump_json(checked).decode()
+        checked = value if self.result is None else self.result.validate_python(value)
+        if isinstance(checked, str):
+            return str(checked.value) if isinstance(checked, Enum) else str(checked)
+        return (to_json(checked) if self.result is None else self.result.dump_json(checked)).decode()
 
 
 def _explain(error: ValidationError) -> str:
@@ -79,24 +80,31 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
         InvalidTool: A parameter cannot be described, or is variadic.
     """
     hints = _hints(function, name, namespace)
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(function, name)
     takes_context = bool(parameters) and _is_context(hints.get(parameters[0].name), context)
     docs = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {param.arg_name: param.description for param in docs.params if param.description}
-    fields = [_field(p, hints, described, name) for p in parameters[takes_context:]]
+    fields = [_field(p, hints, described, name, context) for p in parameters[takes_context:]]
     shape = make_dataclass("Arguments", fields, kw_only=True)
     shape.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]  # pydantic reads it from the class
-    arguments = _adapter(shape, name)
+    arguments = _shape_adapter(shape, fields, name)
     schema = _schema(arguments, name)
     summary = "\n\n".join(text for text in (docs.short_description, docs.long_description) if text)
     return Signature(
         schema=schema,
         arguments=arguments,
         names=tuple(entry[0] for entry in fields),
-        result=_result(hints.get("return"), name),
+        result=_result(hints.get("return", _UNSAID), name),
         takes_context=takes_context,
         summary=summary,
     )
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise InvalidTool(f"tool {name!r}: its signature cannot be read; wrap it in a typed function") from error
 
 
 def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,47 +112,72 @@ def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any]
     try:
         return get_type_hints(function, globalns=names, include_extras=True)
     except (NameError, TypeError, SyntaxError) as error:
-        raise InvalidTool(f"tool {name!r}: an annotation does not resolve: {error}") from error
+        where = ", ".join(repr(key) for key, hint in _annotations(function).items() if isinstance(hint, str))
+        raise InvalidTool(f"tool {name!r}: an annotation does not resolve ({where}): {error}") from error
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(function, "__annotations__", {})
+    return found
 
 
 def _is_context(hint: object, context: type) -> bool:
     return hint is context or get_origin(hint) is context
 
 
+def _mentions(hint: object, context: type) -> bool:
+    return _is_context(hint, context) or any(_mentions(part, context) for part in get_args(hint))
+
+
 def _field(
-    parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str], name: str
+    parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str], name: str, context: type
 ) -> tuple[str, Any, Any]:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise InvalidTool(f"tool {name!r}: parameter {parameter} cannot be filled by name; give it a plain one")
     if parameter.name not in hints:
         raise InvalidTool(f"tool {name!r}: parameter {parameter.name!r} has no annotation; say what it takes")
     hint = hints[parameter.name]
+    if _mentions(hint, context):
+        raise InvalidTool(f"tool {name!r}: parameter {parameter.name!r}: the context is plain, and comes first")
+    if isinstance(parameter.default, FieldInfo):
+        raise InvalidTool(f"tool {name!r}: parameter {parameter.name!r}: put Field(…) into Annotated[…]")
     if parameter.name in described:
         hint = Annotated[hint, Field(description=described[parameter.name])]
     if parameter.default is parameter.empty:
         return (parameter.name, hint, field())
     default = parameter.default
-    return (parameter.name, hint, field(default_factory=lambda: default))
+    if type(default).__hash__ is None:  # a list, a dict: each call gets its own
+        return (parameter.name, hint, field(default_factory=lambda: deepcopy(default)))
+    return (parameter.name, hint, field(default=default))
 
 
-def _adapter(shape: Any, name: str) -> TypeAdapter[Any]:
+def _adapter(hint: Any, name: str, what: str) -> TypeAdapter[Any]:
     try:
-        return TypeAdapter(shape)
+        return TypeAdapter(hint)
     except (PydanticUserError, NameError, TypeError) as error:
+        raise InvalidTool(f"tool {name!r}: {what}: {error}") from error
+
+
+def _shape_adapter(shape: Any, fields: list[tuple[str, Any, Any]], name: str) -> TypeAdapter[Any]:
+    try:
+        adapter = TypeAdapter(shape)
+        adapter.json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        for parameter, hint, _ in fields:  # which one is it?
+            _schema(_adapter(hint, name, f"parameter {parameter!r}"), name, f"parameter {parameter!r}")
         raise InvalidTool(f"tool {name!r}: {error}") from error
+    return adapter
 
 
-def _schema(arguments: TypeAdapter[Any], name: str) -> dict[str, Any]:
+def _schema(arguments: TypeAdapter[Any], name: str, what: str = "its arguments") -> dict[str, Any]:
     try:
         schema = arguments.json_schema()
     except PydanticUserError as error:
-        raise InvalidTool(f"tool {name!r}: {error}") from error
+        raise InvalidTool(f"tool {name!r}: {what}: {error}") from error
     schema.pop("title", None)
     schema.setdefault("properties", {})
     return schema
 
 
 def _result(hint: Any, name: str) -> TypeAdapter[Any] | None:
-    if hint is None or hint is Any or hint is str or hint is types.NoneType:
-        return None
-    return _adapter(hint, name)
+    return None if hint is _UNSAID or hint is Any else _adapter(hint, name, "its result")

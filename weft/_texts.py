@@ -24,6 +24,10 @@ MAY_HAVE_HAPPENED = "It had started, so its effect may have happened."
 DID_NOT_START = "It had not started, so nothing was done."
 
 
+RESULT_CAP = 64 * 1024
+"""Bytes of a result that a model is shown, unless its tool says otherwise."""
+
+
 def error(call: ToolCall | str, code: str, text: str) -> ToolResult:
     """An error result."""
     return ToolResult(call=call if isinstance(call, str) else call.id, content=text, is_error=True, code=code)
@@ -93,3 +97,14 @@ def subagent_depth(call: str, depth: int) -> ToolResult:
 def subagent_parked(call: str) -> ToolResult:
     """For a sub-agent that asks for approval in a run without a session."""
     return subagent_failed(call, "it waits for an approval, which needs a session (weft.thread.open_store)")
+
+
+def capped(text: str, cap: int) -> str:
+    """The text, cut on a character at `cap` bytes of UTF-8, with a notice that says how much is missing."""
+    if len(text) * 4 <= cap:
+        return text
+    data = text.encode()
+    if len(data) <= cap:
+        return text
+    kept = data[:cap].decode(errors="ignore")
+    return f"{kept}\n[cut: {len(data) - len(kept.encode())} bytes are missing]"

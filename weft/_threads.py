@@ -34,7 +34,10 @@ async def in_thread(function: Callable[[], T]) -> T:
         try:
             value = context.run(function)
         except BaseException as error:  # noqa: BLE001  # it is carried to the caller, whatever it is
-            failure = RuntimeError("the tool raised StopIteration") if isinstance(error, StopIteration) else error
+            failure = error
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):  # no future may carry these
+                failure = RuntimeError(f"it raised {type(error).__name__}")
+                failure.__cause__ = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, value, failure)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing_extensions import TypeVar
 
 from weft._machine import EffectKind
 from weft._schema import Signature, inspect_function
+from weft._texts import RESULT_CAP
 from weft.errors import InvalidTool
 from weft.model import ToolDefinition
 
@@ -24,8 +27,6 @@ D = TypeVar("D")
 DepsT_co = TypeVar("DepsT_co", default=None, covariant=True)
 DepsT_contra = TypeVar("DepsT_contra", default=object, contravariant=True)
 P = ParamSpec("P")
-
-RESULT_CAP = 64 * 1024
 
 
 class ToolError(Exception):
@@ -121,6 +122,12 @@ class Tool(Generic[DepsT_contra]):
     sequential: bool
     _signature: Signature
     _delegate: Delegate | None = None
+
+    @property
+    def schema_digest(self) -> str:
+        """Of the arguments' schema, to tell whether a stored call still means the same."""
+        text = json.dumps(self._signature.schema, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> ToolDefinition:

@@ -27,22 +27,30 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-async def judge(call: ToolCall, tools: Mapping[str, Tool[Any]], allow: frozenset[str] | None) -> Plan:
-    """What may become of a call: it runs, it is refused, or it waits for a person."""
+async def judge(
+    call: ToolCall, tools: Mapping[str, Tool[Any]], allow: frozenset[str] | None, *, asked: bool = False
+) -> Plan:
+    """What may become of a call: it runs, it is refused, or it waits for a person.
+
+    Args:
+        call: The call.
+        tools: By name.
+        allow: The permissions; None is everything.
+        asked: A person has been asked, or the body has started: the tool's `approval` has had its say.
+    """
     tool = tools.get(call.name)
     if tool is None:
         return Refused(call=call, result=_texts.no_such_tool(call, tuple(tools)))
-    try:
-        arguments = tool._signature.parse(call.arguments)
-    except InvalidArguments as error:
-        return Refused(call=call, result=_texts.error(call, _texts.INVALID_INPUT, clean_text(str(error))))
+    arguments = contain_call("tool call", lambda: tool._signature.parse(call.arguments))
+    if isinstance(arguments, Contained):
+        return Refused(call=call, result=_wrong(tool, call, arguments.cause))
     if allow is not None and not tool.needs <= allow:
         missing = ", ".join(sorted(tool.needs - allow))
         return Refused(call=call, result=_texts.error(call, _texts.NOT_ALLOWED, f"Not permitted; missing: {missing}."))
     digest = digest_of(call.arguments)
     if tool._delegate is not None:
         return Ready(call=call, effect="none", digest=digest, delegate=True)
-    gated = tool.approval if isinstance(tool.approval, bool) else await _ask_predicate(tool.approval, arguments)
+    gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
         return Refused(call=call, result=_texts.unexpected(call.id))
     if gated:
@@ -50,7 +58,17 @@ async def judge(call: ToolCall, tools: Mapping[str, Tool[Any]], allow: frozenset
     return Ready(call=call, effect=tool.effect, digest=digest, attempts=tool.attempts)
 
 
-async def _ask_predicate(predicate: Callable[..., Any], arguments: dict[str, Any]) -> bool | Contained:
+def _wrong(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
+    """For arguments that do not fit, or whose validator broke."""
+    if isinstance(error, InvalidArguments):
+        return _texts.error(call, _texts.INVALID_INPUT, _texts.capped(clean_text(str(error)), tool.cap))
+    return _texts.unexpected(call.id)
+
+
+async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained:
+    predicate = tool.approval
+    if isinstance(predicate, bool):
+        return predicate
     answer = await contain("approver", call_user_code(partial(predicate, **arguments)))
     return answer if isinstance(answer, Contained) else bool(answer)
 
@@ -69,10 +87,9 @@ async def run_body(
 ) -> CallFinished | CallUncertain:
     """Run the body once. Cancellation passes through; everything else becomes a result."""
     call = plan.call
-    try:
-        arguments = tool._signature.parse(call.arguments)
-    except InvalidArguments as error:  # the schema has changed since the call was judged
-        return CallFinished(result=_texts.error(call, _texts.INVALID_INPUT, clean_text(str(error))), source="refused")
+    arguments = contain_call("tool call", lambda: tool._signature.parse(call.arguments))
+    if isinstance(arguments, Contained):  # the schema has changed since the call was judged
+        return CallFinished(result=_wrong(tool, call, arguments.cause), source="refused")
     body = (
         partial(tool.function, context, **arguments)
         if tool._signature.takes_context
@@ -103,28 +120,17 @@ def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     if isinstance(text, Contained):
         message = "The tool gave a value that does not fit its declared type."
         return _texts.error(call, _texts.INTERNAL, message)
-    return ToolResult(call=call.id, content=capped(clean_text(text), tool.cap))
+    return ToolResult(call=call.id, content=_texts.capped(clean_text(text), tool.cap))
 
 
 def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
     match error:
         case ToolError():
-            return _texts.error(call, clean_text(error.code), capped(clean_text(error.message), tool.cap))
+            return _texts.error(call, clean_text(error.code), _texts.capped(clean_text(error.message), tool.cap))
         case Retry():
-            return _texts.error(call, _texts.RETRY, capped(clean_text(str(error)), tool.cap))
+            return _texts.error(call, _texts.RETRY, _texts.capped(clean_text(str(error)), tool.cap))
         case _:
             return _texts.unexpected(call.id)
-
-
-def capped(text: str, cap: int) -> str:
-    """The text, cut on a character at `cap` bytes of UTF-8, with a notice that says how much is missing."""
-    if len(text) * 4 <= cap:
-        return text
-    data = text.encode()
-    if len(data) <= cap:
-        return text
-    kept = data[:cap].decode(errors="ignore")
-    return f"{kept}\n[cut: {len(data) - len(kept.encode())} bytes are missing]"
 
 
 _LATE = object()

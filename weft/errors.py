@@ -10,7 +10,6 @@ WeftError
 │   ├── Conflict              the same key or request, but other content
 │   ├── NotAllowed            a permission is missing
 │   ├── DecideAtRoot          a child's request is decided at its root session
-│   ├── UnknownReceipt        no such delegation in this session
 │   ├── InsideLoop            run_sync was called inside a running event loop
 │   └── MissingExtra          an optional package is not installed
 ├── TryAgain              somebody else is at work; nothing was written
@@ -29,7 +28,7 @@ WeftError
 │   ├── Dropped               the queued message was dropped
 │   └── NoNext                the turn ended without a continuation
 ├── StopAndLook           the data is not what it should be
-│   ├── Corrupt               a stored line does not decode or does not chain
+│   ├── Corrupt               a stored line does not decode, or is missing
 │   └── NewerFormat           a newer weft wrote this
 └── NotFound              no thread has this id
 ```
@@ -72,7 +71,6 @@ __all__ = [
     "StoreFailed",
     "TryAgain",
     "TurnCancelled",
-    "UnknownReceipt",
     "WeftError",
     "WrongCall",
 ]
@@ -143,14 +141,6 @@ class DecideAtRoot(WrongCall):
         self.root = root
 
 
-class UnknownReceipt(WrongCall):
-    """Raised when a session has no such receipt."""
-
-    def __init__(self, receipt: str) -> None:
-        super().__init__(f"no receipt {receipt!r} in this session; see pool.receipts(session)")
-        self.receipt = receipt
-
-
 class InsideLoop(WrongCall):
     """Raised when `run_sync` is called inside a running event loop, before any work."""
 
@@ -182,6 +172,9 @@ class StoreFailed(TryAgain):
 
 class Closed(OpenAgain):
     """Raised when a store or pool was left, or is not entered; the message names the way."""
+
+    def __init__(self, message: str = "the store was left; open it again with open_store, then store.open") -> None:
+        super().__init__(message)
 
 
 class Stale(OpenAgain):
@@ -219,19 +212,19 @@ class ModelFailed(RunFailed):
 
 
 class TurnCancelled(EndedOtherwise):
-    """Raised by `wait()` on a turn that was cancelled."""
+    """Raised when a turn that is waited for was cancelled."""
 
 
 class Dropped(EndedOtherwise):
-    """Raised by `wait()` on a queued message that was dropped."""
+    """Raised when a queued message that is waited for was dropped."""
 
 
 class NoNext(EndedOtherwise):
-    """Raised by `next()` on a turn that ended and is not continued."""
+    """Raised when a turn ended and is not continued."""
 
 
 class Corrupt(StopAndLook):
-    """Raised when a stored line does not decode or does not chain; `thread` and `position` say which."""
+    """Raised when a stored line does not decode or is missing; `thread` and `position` say which."""
 
     def __init__(self, thread: str, position: int, why: str) -> None:
         super().__init__(f"thread {thread!r}, line {position}: {why}")

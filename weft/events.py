@@ -137,7 +137,7 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnded:
-    """Always a turn's last event; its end is durable."""
+    """Always a turn's last event. Its end is durable, but for the outcome `lost`: given up here without an end."""
 
     turn: str
     run: str

@@ -13,6 +13,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, PlainSerializer, TypeAdapter, WithJsonSchema
 from pydantic.functional_validators import BeforeValidator
 
+from weft.errors import WrongCall
+
 __all__ = [
     "File",
     "Message",
@@ -142,15 +144,20 @@ class Message:
 
 
 def as_message(content: str | Message | Iterable[Text | File]) -> Message:
-    """A user message from text, parts, or a message."""
-    match content:
-        case str():
-            return Message.user(content)
-        case Message():
-            return content
-        case _:
-            parts = tuple(Text(text=clean_text(p.text)) if isinstance(p, Text) else p for p in content)
-            return Message(role="user", parts=parts)
+    """A user message from text, parts, or a message.
+
+    Raises:
+        WrongCall: It is another role's message, or is empty.
+    """
+    if isinstance(content, str):
+        return Message.user(content)
+    if isinstance(content, Message) and content.role != "user":
+        raise WrongCall(f"an input is a user message, not one of role {content.role!r}; give earlier ones as history")
+    parts = content.parts if isinstance(content, Message) else content
+    cleaned = tuple(Text(text=clean_text(part.text)) if isinstance(part, Text) else part for part in parts)
+    if not cleaned:
+        raise WrongCall("an input has at least one part")
+    return Message(role="user", parts=cleaned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +212,8 @@ def message_adapter() -> TypeAdapter[Message]:
 class ErrorInfo:
     """A failure as it is stored and shown: a code, a text without internals."""
 
+    kind: str = "run"
+    """`limit`, `model`, `run`: which error is raised for it. An open string."""
     code: str
     message: str
     details: Mapping[str, str] = field(default_factory=dict)

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from examples import demo
-from weft.thread import Entry, Head, OpenStore, Store, open_store
+from weft._ports import SystemClock, SystemIds
+from weft.thread import Entry, Head, OpenStore, open_store
 from weft.thread._codec import decode_line
 from weft.thread.entries import Header
-from weft.thread.store import Appended, Index, LeaseChange, Loaded, Query
+from weft.thread.sqlite import SQLiteStore
+from weft.thread.store import Appended, Index, LeaseChange, Loaded
 
 
 def die() -> None:
@@ -45,46 +47,28 @@ class Moments:
         return self.is_now(f"{what} {self._counts[what]}")
 
 
-class KillingStore:
+class KillingStore(SQLiteStore):
     """A store before which the process may die. Threads are named by their agents."""
 
-    def __init__(self, store: Store, moments: Moments) -> None:
-        self._store = store
+    def __init__(self, file: Path, moments: Moments) -> None:
+        super().__init__(file, owner=SystemIds().new(), ttl=30.0, clock=SystemClock())
         self._moments = moments
         self._names: dict[str, str] = {}
         self._sent: set[asyncio.Future[Any]] = set()
         self._dying = False
 
-    @property
-    def owner(self) -> str:
-        return self._store.owner
-
-    @property
-    def ttl(self) -> float:
-        return self._store.ttl
-
-    @property
-    def survives(self) -> bool:
-        return self._store.survives
-
-    async def start(self) -> None:
-        await self._store.start()
-
-    async def stop(self) -> None:
-        await self._store.stop()
-
     def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
         self._names[thread] = index.name
         if self._stops(thread):
             return asyncio.get_running_loop().create_future()
-        return self._send(self._store.create(thread, line, index))
+        return self._send(super().create(thread, line, index))
 
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
     ) -> asyncio.Future[Appended]:
         if self._stops(thread):
             return asyncio.get_running_loop().create_future()
-        return self._send(self._store.append(thread, lines, expect, lease, index))
+        return self._send(super().append(thread, lines, expect, lease, index))
 
     def _stops(self, thread: str) -> bool:
         """Whether this append never reaches the store: the process dies once the earlier ones are written."""
@@ -109,24 +93,12 @@ class KillingStore:
             die()
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
-        loaded = await self._store.load(thread, after)
+        loaded = await super().load(thread, after)
         if after == 0:
             header = decode_line(loaded.lines[0], thread, 0).body
             assert isinstance(header, Header)
             self._names[thread] = header.name
         return loaded
-
-    async def list(self, query: Query) -> list[tuple[str, bytes]]:
-        return await self._store.list(query)
-
-    async def delete(self, thread: str, expect: Head) -> None:
-        await self._store.delete(thread, expect)
-
-    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
-        return await self._store.renew(held)
-
-    async def now(self) -> float:
-        return await self._store.now()
 
     def committed(self, thread: str, _: Entry) -> None:
         if self._moments.next(f"commit {self._names[thread]}"):
@@ -145,8 +117,8 @@ def main(fatal: str | None) -> int:
                 die()
 
     def opening(where: str) -> OpenStore:
-        opened = open_store(where)
-        opened.store = store = KillingStore(opened.store, moments)
+        store = KillingStore(Path(where.removeprefix("sqlite:///")), moments)
+        opened = open_store(store)
         opened.observe(store.committed)
         return opened
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,14 @@ def start(file: Path, session: str, role: str) -> subprocess.Popen[str]:
 def chained(lines: list[bytes]) -> bool:
     """Whether each line names the digest of the one before it."""
     digests = ["", *(digest_line(line) for line in lines)]
-    return all(f'{{"prev":"{digest}"'.encode() == line[: 10 + len(digest)] for digest, line in zip(digests, lines))
+    pairs = zip(digests, lines, strict=False)  # the last digest has no follower
+    return all(line.startswith(f'{{"prev":"{digest}"'.encode()) for digest, line in pairs)
 
 
 def one_path(entries: list[Entry]) -> bool:
     """Whether each message and result follows the one before it."""
     tree = [entry for entry in entries if entry.parent is not None or isinstance(entry.body, Said)]
-    return all(entry.parent == before.id for before, entry in zip(tree, tree[1:]))
+    return all(entry.parent == before.id for before, entry in pairwise(tree))
 
 
 @pytest.mark.soak

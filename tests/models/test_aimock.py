@@ -127,13 +127,20 @@ async def test_a_failed_call_ends_in_a_typed_error(client: AsyncOpenAI, prompt: 
     assert caught.value.result.usage == Usage(unknown=1)
 
 
+async def _texts_of(run: weft.RunStream, seen: list[str]) -> None:
+    async for event in run:
+        if isinstance(event, TextDelta):
+            seen.append(event.text)
+
+
 async def test_what_came_before_a_cut_is_seen_but_not_kept(client: AsyncOpenAI) -> None:
     async with agent(client, True).stream("cut") as run:
-        seen = "".join([event.text async for event in run if isinstance(event, TextDelta)])
+        seen: list[str] = []
         with pytest.raises(ModelFailed) as caught:
-            await run.result()
-    assert seen
-    assert LONG.startswith(seen)
+            await _texts_of(run, seen)
+    text = "".join(seen)
+    assert text
+    assert LONG.startswith(text)
     assert caught.value.result is not None
     assert caught.value.result.text == ""
 

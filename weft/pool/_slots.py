@@ -28,7 +28,7 @@ class Slots:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.leave()
-            else:
+            elif waiter in queue:  # or a `leave` in between has passed it over
                 queue.remove(waiter)
             raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, overload
 
 from pydantic import Field
 
@@ -128,18 +128,38 @@ class Pool:
         """The session's receipts, in acceptance order, as of its last fold."""
         return session.receipts
 
-    async def decide(self, session: Session, *decisions: Decision) -> Turn:
+    @overload
+    async def decide(self, session: Session, decision: Decision, /, *decisions: Decision) -> Turn: ...
+    @overload
+    async def decide(self, session: Session) -> Turn | None: ...
+    async def decide(self, session: Session, *decisions: Decision) -> Turn | None:
         """`session.decide` that returns the resumed child's turn; with several children, the first one's.
 
         It does not wait for the child. When the child ends, the parent's parked turn goes on: `turn.next()`.
+        Without decisions it goes on with the children that nobody is asked about any more, and returns the
+        first one's turn, or None.
 
         Raises:
             NotPending, Expired, Conflict, InvalidDecision, DecideAtRoot, Changed: As for `session.decide`.
         """
+        if not decisions:
+            return await self._pump(session)
         first = next((d.request for d in decisions if thread_of(d.request) != session.id), None)
         child = None if first is None else await session._decider.live(thread_of(first)).open()
         parked = None if child is None or child.view.run is None else child.view.run.turn
         turn = await session.decide(*decisions)
         if child is None:
             return turn
-        return Turn(child, after=parked or "")
+        return Turn(child, turn=child.view.last_turn) if parked is None else Turn(child, after=parked)
+
+    async def _pump(self, session: Session) -> Turn | None:
+        await session.refresh()
+        found: Turn | None = None
+        for receipt in session.receipts:
+            if receipt.state == "accepted" and found is None:
+                child = await session._decider.live(receipt.child).open()
+                run = child.view.run
+                if run is not None:
+                    found = Turn(child, after=run.turn) if run.parked else Turn(child, turn=run.turn)
+        await session.resume()
+        return found

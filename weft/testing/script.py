@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -117,6 +118,7 @@ class Script:
         """Every request, in order."""
         self._places = _places(steps)
         self._bare = 0
+        self._returned: list[int] = []
         self._provider_ids = count(1)
         self._wire = WireCheck()
 
@@ -127,7 +129,24 @@ class Script:
         self.requests.append(request)
         self._wire.check(request)
         bare = request.position.thread is None
-        place = self._place(self._bare if bare else request.position.index, request)
+        index = self._take() if bare else request.position.index
+        whole = False
+        try:
+            async for event in self._reply(self._place(index, request), request):
+                whole = isinstance(event, Finish)
+                yield event
+        finally:
+            if bare and not whole:
+                heappush(self._returned, index)
+
+    def _take(self) -> int:
+        """The next position of a request without a thread: one that was cut short comes again."""
+        if self._returned:
+            return heappop(self._returned)
+        self._bare += 1
+        return self._bare - 1
+
+    async def _reply(self, place: _Place, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         failure = _next_failure(place)
         if failure is not None:
             for event in failure.events:
@@ -136,9 +155,6 @@ class Script:
         reply = place.reply
         if reply is None:
             raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
-        if bare:
-            self._bare += 1
-        place.given = True
         for held in reply.held:
             await held.wait()
         for event in reply.events:
@@ -148,6 +164,7 @@ class Script:
             if provider_id is None:
                 provider_id = f"call_{next(self._provider_ids)}"
             yield WholeCall(name=wanted.tool, arguments=wanted.arguments, provider_id=provider_id)
+        place.given = True
         yield reply.finish
 
     def assert_done(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.messages import File, Message, Reasoning, Text
 from weft.model import ModelRequest
@@ -44,6 +44,8 @@ class WireCheck:
         messages = request.messages
         key = request.position.thread
         known = self._threads.get(key) if key is not None else None
+        if known is not None:
+            _check_blocks(known, messages)
         if known is None or not _goes_on(known, messages):
             known = _Checked()
         _check_new(known, messages)
@@ -57,12 +59,20 @@ class WireCheck:
 
 def _goes_on(known: _Checked, messages: Sequence[Message]) -> bool:
     length = known.length
-    if length > len(messages) or (length and messages[length - 1] is not known.last):
-        return False
+    return length <= len(messages) and (not length or messages[length - 1] is known.last)
+
+
+def _check_blocks(known: _Checked, messages: Sequence[Message]) -> None:
+    """A message that is there again, with another block, was changed on the way."""
     for place, message in known.blocks:
-        if messages[place] is not message and messages[place] != message:
+        again = messages[place] if place < len(messages) else message
+        if again is not message and again != message and _without_blocks(again) == _without_blocks(message):
             raise WireError(f"message {place}: a provider's block has changed")
-    return True
+
+
+def _without_blocks(message: Message) -> tuple[object, ...]:
+    parts = (replace(part, block=None) if isinstance(part, Reasoning) else part for part in message.parts)
+    return (message.role, *parts)
 
 
 def _check_new(known: _Checked, messages: Sequence[Message]) -> None:

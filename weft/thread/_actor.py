@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
-from weft._agent import Agent, narrower
+from weft._agent import Agent, empty_context, narrower
 from weft._contain import Contained, contain
 from weft._machine import Begin, Limits, Ready, Refused, State
 from weft._machine import Plan as CallPlan
 from weft._ports import Clock, Ids
-from weft._run import RunLoop, Slot
+from weft._run import RunLoop, Slot, reason_of
+from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
-from weft.errors import Busy, Changed, Closed, Conflict, Locked, NotFound, WeftError
+from weft.errors import Changed, Closed, Locked, NotFound, WeftError, WrongCall
 from weft.events import TurnStarted
 from weft.messages import Message
 from weft.thread import _approvals, _receipts, _turns, entries
 from weft.thread._live import Live, TurnLog
 from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turns import Plan
-from weft.thread._view import ReceiptView, View
+from weft.thread._view import CallView, ReceiptView, View
 from weft.thread.entries import Header
 from weft.thread.store import Store
 from weft.thread.turn import Turn
@@ -35,12 +37,21 @@ class Place(Protocol):
     clock: Clock
     ids: Ids
 
+    @property
+    def leaving(self) -> bool:
+        """Whether no new turn may begin."""
+        ...
+
     def live(self, thread: str) -> Live:
         """The live thread of this id."""
         ...
 
     def spawn(self, work: Any, *, name: str, context: Context | None = None) -> None:
         """Start a task in the store's group."""
+        ...
+
+    def claiming(self) -> AbstractContextManager[None]:
+        """While a turn is being claimed here."""
         ...
 
     def running(self, runner: TurnRunner) -> None:
@@ -71,7 +82,6 @@ class Actor:
         self.deps = deps
         self.parent = parent
         self._delegate = delegate
-        self._context: Context | None = None
         self._children: dict[str, Actor] = {}
         self._driven: set[str] = set()
         self._going = asyncio.Lock()
@@ -86,32 +96,29 @@ class Actor:
     async def send(self, message: Message, *, policy: str, key: str | None) -> Turn:
         """Accept an input, durably; run it at once where nothing is in the way."""
         context = copy_context()
+        if policy == "reject" and self.live.runner is None:
+            await self.live.refresh()
+        owner, limits = self.place.store.owner, self.agent.limits
 
         def decide(view: View) -> Plan | None:
-            if key is not None and key in view.keys:
-                if view.keys[key][1] != message:
-                    raise Conflict(f"key {key!r} was used before with another message")
-                return None
-            if view.run is None and not view.queue:
-                return _turns.prompt(message, key, owner=self.place.store.owner, limits=self.agent.limits)
-            if policy == "reject":
-                raise Busy(f"session {self.live.id!r} is {view.phase}; wait for its turn, or queue the message")
-            return _turns.accept(message, key)
+            return _turns.send(view, message, key, policy=policy, first=_turns.prompt(message, key, owner, limits))
 
-        plan = await self._command_or_queue(decide, message, policy, key)
+        plan = await self._claim_or_queue(decide)
         if plan is None:
-            return self._known(key)
+            return known_turn(self.live, key)
         if plan.lease == "claim":
-            return self._start(plan, {}, context)
-        self._context = self._context or context
+            self.live.context = context
+            return self._start(plan, {})
+        self.live.contexts[plan.ids[0]] = context
         self.place.spawn(self._go_on_quietly(), name=f"weft queue {self.live.id}", context=context)
         return Turn(self.live, item=plan.ids[0])
 
-    async def _command_or_queue(self, decide: Any, message: Message, policy: str, key: str | None) -> Plan | None:
+    async def _claim_or_queue(self, decide: Callable[[View], Plan | None]) -> Plan | None:
         """Claim; where somebody else has just claimed, look again."""
         while True:
             try:
-                return await self.live.command(decide)
+                with self.place.claiming():
+                    return await self.live.command(decide)
             except Locked:
                 await self.live.refresh()
                 if self.live.view.run is None and not self.live.lease.live:
@@ -119,25 +126,24 @@ class Actor:
                 if self.live.view.run is None:
                     await self.live.changed()
 
-    def _known(self, key: str | None) -> Turn:
-        assert key is not None
-        name = self.live.view.keys[key][0]
-        started = name in self.live.view.started_at
-        return Turn(self.live, turn=name) if started else Turn(self.live, item=name)
-
     # -- turns
 
-    def _start(self, plan: Plan, plans: Mapping[str, CallPlan], context: Context | None = None) -> Turn:
+    def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn:
         """Run the turn that was just claimed, in a task of its own."""
         runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=True))
-        self._context = context or self._context
-        inside = None if self._context is None else self._context.copy()
-        self.place.spawn(self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=inside)
+        self.place.spawn(
+            self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=self._own_context()
+        )
         return Turn(self.live, turn=runner.turn, log=runner.log)
+
+    def _own_context(self) -> Context:
+        """A copy of the context in which the run was sent; an empty one where that was elsewhere."""
+        context = self.live.context
+        return empty_context() if context is None else context.copy()
 
     async def _run(self, runner: TurnRunner, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
         await runner.run(loop, begin, started)
-        if self.parent is None and self.live.view.queue:
+        if self.parent is None and self.live.view.queue and not self.place.leaving:
             await self._go_on_quietly()
 
     async def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> None:
@@ -151,6 +157,9 @@ class Actor:
         live, agent, view = self.live, self.agent, self.live.view
         run = view.run
         assert run is not None
+        delivered = [body.item for body in plan.bodies if isinstance(body, entries.Said) and body.item is not None]
+        for item in delivered:
+            live.context = live.contexts.pop(item, None)
         allowed = view.header.allow
         allow = None if allowed is None else frozenset(allowed)
         setup = agent._setup(deps=self.deps, chain=self.chain, allow=allow)
@@ -217,8 +226,11 @@ class Actor:
     async def _claim_next(self) -> tuple[Plan, Mapping[str, CallPlan]] | None:
         """Claim the thread for the turn that is due; None where there is none, or somebody else has it."""
         plans = await self._judge_open()
+        if self.place.leaving:
+            return None
         try:
-            plan = await self.live.command(lambda view: self._due(view, plans))
+            with self.place.claiming():
+                plan = await self.live.command(lambda view: self._due(view, plans))
         except Locked:
             return None
         return None if plan is None else (plan, plans)
@@ -245,16 +257,22 @@ class Actor:
         allow = narrower(self.agent.allow, None if allowed is None else frozenset(allowed))
         plans: dict[str, CallPlan] = {}
         for call in view.open_calls():
-            plan = await judge(call.call, self.agent._tools, allow)
+            asked = bool(call.requests or call.started)
             if call.receipt is not None:
-                plan = Ready(call=call.call, effect="none", digest="", delegate=True)
-            elif isinstance(plan, Refused) and (call.requests or call.started):
+                plans[call.call.id] = Ready(call=call.call, effect="none", digest="", delegate=True)
+                continue
+            plan = await judge(call.call, self.agent._tools, allow, asked=asked)
+            if asked and (isinstance(plan, Refused) or self._schema_differs(call)):
                 raise Changed(
-                    f"agent {self.agent.name!r} cannot go on with call {call.call.name!r}: {plan.result.content} "
-                    "Open the session with an agent that has this tool."
+                    f"agent {self.agent.name!r} cannot go on with call {call.call.name!r}: its tool is gone or takes "
+                    "other arguments now; open the session with an agent that has the tool as it was"
                 )
             plans[call.call.id] = plan
         return plans
+
+    def _schema_differs(self, call: CallView) -> bool:
+        stored = self.live.view.requests[call.requests[-1]].body.schema if call.requests else None
+        return stored is not None and self.agent._tools[call.call.name].schema_digest != stored
 
     async def _expire(self) -> None:
         now = await self.place.store.now()
@@ -269,7 +287,9 @@ class Actor:
         """Go on with the child of a receipt; `fresh` where it was accepted just now, so no child can be there."""
         if receipt not in self._driven:
             self._driven.add(receipt)
-            self.place.spawn(self._drive(receipt, fresh=fresh), name=f"weft child {receipt}")
+            self.place.spawn(
+                self._drive(receipt, fresh=fresh), name=f"weft child {receipt}", context=self._own_context()
+            )
 
     async def pump(self) -> None:
         """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
@@ -294,12 +314,12 @@ class Actor:
         """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""
         self.place.report(self.live.id, cause)
         accepted = self.live.view.receipts[receipt].accepted
-        if isinstance(cause, WeftError):
+        if isinstance(cause, WeftError) and not isinstance(cause, WrongCall):
             runner = self.live.runner
             if isinstance(runner, TurnRunner) and accepted.call is not None:
                 runner.parked(accepted.call)
             return
-        stop = f"it failed ({type(cause).__name__})"
+        stop = reason_of(cause)
         await self._settle(accepted.call, entries.Receipt(receipt=receipt, state="failed", stop=stop))
 
     async def _drive_child(self, name: str, *, fresh: bool) -> None:
@@ -321,7 +341,7 @@ class Actor:
             view = child.live.view
             if view.run is None and view.ended:
                 end = next(reversed(view.ended.values()))
-                await self._settle(receipt.accepted.call, _receipts.settlement(name, end, view))
+                await self._settle(receipt.accepted.call, _receipts.settlement(name, end, view, self._cap(receipt)))
                 return
             await self._pass_down(child)
             if await child._step(receipt, slot):
@@ -336,8 +356,13 @@ class Actor:
         if delegate is None or accepted.child is None:
             raise Changed(f"agent {self.agent.name!r} has no delegating tool {accepted.wrap!r} any more")
         deps = await delegate.child_deps(self.deps)
+        delegate.agent._check_deps(deps)
         live = self.place.live(accepted.child)
         return Actor(self.place, live, delegate.agent, deps, parent=self, delegate=delegate)
+
+    def _cap(self, receipt: ReceiptView) -> int:
+        tool = self.agent._tools.get(receipt.accepted.wrap or "")
+        return RESULT_CAP if tool is None else tool.cap
 
     async def _is_new(self) -> bool:
         try:
@@ -350,7 +375,7 @@ class Actor:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         await slot.take()
         accepted = receipt.accepted
-        allow = None if self.agent.allow is None else tuple(sorted(self.agent.allow))
+        allow = narrower(self.agent.allow, None if parent.allow is None else frozenset(parent.allow))
         header = Header(
             thread=self.live.id,
             kind="session",
@@ -361,9 +386,10 @@ class Actor:
             depth=parent.depth + 1,
             path=(*parent.path, accepted.wrap or ""),
             call=accepted.call,
-            allow=parent.allow if allow is None else allow,
+            allow=None if allow is None else tuple(sorted(allow)),
             expires=parent.expires,
         )
+        self.live.context = copy_context()
         line, created = self.live.found(header)
         plan = await self._first_prompt(receipt)
         if await created != line:
@@ -381,7 +407,7 @@ class Actor:
         def decide(view: View) -> Plan | None:
             if view.run is not None or view.ended:
                 return None
-            return _turns.prompt(message, accepted.call, owner=owner, limits=self.agent.limits)
+            return _turns.prompt(message, accepted.call, owner, self.agent.limits)
 
         return await self.live.command(decide)
 
@@ -466,20 +492,27 @@ class Actor:
         owner = self.place.store.owner
         outcome = await contain("root", self._judge_open())
         plans = {} if isinstance(outcome, Contained) else outcome
-        resumes = not isinstance(outcome, Contained)
+        resumes = not isinstance(outcome, Contained) and not self.place.leaving
 
         def decide(view: View) -> Plan | None:
             known = all(call.call.id in plans for call in view.open_calls())
             return _receipts.settle(view, body, owner=owner, may_resume=resumes and known)
 
         try:
-            plan = await self.live.command(decide)
+            with self.place.claiming():
+                plan = await self.live.command(decide)
         except Locked:
             resumes = False
             plan = await self.live.command(decide)
         if plan is not None and plan.lease == "claim":
             self._start(plan, plans)
         return True
+
+
+def known_turn(live: Live, key: str | None) -> Turn:
+    """The turn of an input that was sent before under this key."""
+    name = live.view.keys[key or ""][0]
+    return Turn(live, turn=name) if name in live.view.started_at else Turn(live, item=name)
 
 
 def _stricter(stored: Limits, given: Limits) -> Limits:

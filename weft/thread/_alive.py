@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +14,8 @@ if sys.platform != "win32":
     import fcntl
 
 
-def _path(database: Path, owner: str) -> Path:
+def file_of(database: Path, owner: str) -> Path:
+    """Where an owner's file is."""
     token = hashlib.sha256(owner.encode()).hexdigest()[:24]
     return database.with_name(f"{database.name}-{token}.alive")
 
@@ -25,15 +28,20 @@ class ProofOfLife:
     """
 
     def __init__(self, database: Path, owner: str) -> None:
-        self._path = _path(database, owner)
+        self._path = file_of(database, owner)
         self._descriptor: int | None = None
 
     def begin(self) -> None:
         """Create and lock the file."""
         if sys.platform == "win32":  # no flock: leases simply run out
             return
-        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        while self._descriptor is None:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_there(self._path, descriptor):
+                self._descriptor = descriptor
+            else:  # somebody cleaned it up before it was locked
+                os.close(descriptor)
 
     def end(self) -> None:
         """Remove and unlock it."""
@@ -45,16 +53,35 @@ class ProofOfLife:
         self._descriptor = None
 
 
+def _is_there(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def left_behind(database: Path) -> list[Path]:
+    """The files of owners that are dead; whoever holds leases among them must be expired before they go."""
+    ours = re.compile(re.escape(database.name) + r"-[0-9a-f]{24}\.alive")
+    return [path for path in database.parent.iterdir() if ours.fullmatch(path.name) and _unlocked(path)]
+
+
 def proved_dead(database: Path, owner: str) -> bool:
     """True if the owner's file is there and nobody holds its lock. A missing file proves nothing."""
+    return _unlocked(file_of(database, owner))
+
+
+def _unlocked(path: Path, then: Callable[[int], None] = lambda _: None) -> bool:
+    """Whether nobody holds the file's lock; `then` is called while this process does."""
     if sys.platform == "win32":
         return False
     try:
-        descriptor = os.open(_path(database, owner), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        then(descriptor)
     except OSError:
         return False
     finally:
@@ -62,7 +89,11 @@ def proved_dead(database: Path, owner: str) -> bool:
     return True
 
 
-def forget_dead(database: Path, owner: str) -> None:
+def forget_dead(path: Path) -> None:
     """Remove the file of an owner whose leases have all been expired."""
-    with suppress(OSError):
-        _path(database, owner).unlink()
+
+    def remove(descriptor: int) -> None:  # under the lock: who begins meanwhile sees that its file is gone
+        if _is_there(path, descriptor):
+            path.unlink()
+
+    _unlocked(path, remove)

@@ -73,7 +73,10 @@ def decode_line(line: bytes, thread: str, position: int) -> Entry:
         if at != position:
             raise ValueError(f"it says that it is line {at}")
         body = _adapter(kind).validate_json(line[cut + len(_BODY) : -1])
-        return Entry(position=position, id=envelope["id"], parent=envelope["parent"], time=envelope["at"], body=body)
+        name, parent, time = envelope["id"], envelope["parent"], envelope["at"]
+        if not isinstance(name, str) or not isinstance(parent, str | None) or type(time) not in (float, int):
+            raise ValueError("its id, parent or time is none")
+        return Entry(position=position, id=name, parent=parent, time=time, body=body)
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise Corrupt(thread, position, f"the line does not decode: {_brief(error)}") from error
 
@@ -84,7 +87,9 @@ def _brief(error: Exception) -> str:
     return str(error)
 
 
-def _check_version(kind: str, version: int, thread: str, position: int) -> None:
+def _check_version(kind: object, version: object, thread: str, position: int) -> None:
+    if not isinstance(kind, str) or type(version) is not int or version < 1:
+        raise ValueError("its kind or version is none")
     if kind not in KINDS or version > KINDS[kind][0]:
         raise NewerFormat(
             f"thread {thread!r}, line {position}: kind {kind!r} version {version} was written by a newer weft; upgrade"

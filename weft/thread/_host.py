@@ -48,10 +48,11 @@ class Host:
         """
         if self._group is None:
             work.close()
-            raise Closed("the store was left; open it again with weft.thread.open_store")
+            raise Closed()
         task = self._group.create_task(self._contained(work), name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before its first step
 
     async def _contained(self, work: Coroutine[Any, Any, None]) -> None:
         outcome = await contain("turn", work)

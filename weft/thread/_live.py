@@ -8,7 +8,6 @@ with nothing in flight. The view changes only by folding what the store accepted
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -128,6 +127,10 @@ class Live:
     def __init__(self, world: World, thread: str) -> None:
         self.id = thread
         self.runner: Runner | None = None
+        self.context: Context | None = None
+        """The context in which the present run was sent; its resumes and children run in copies of it."""
+        self.contexts: dict[str, Context] = {}
+        """The same, by inbox item, for what is queued."""
         self.generation: int | None = None
         """Of the lease that this store holds on the thread."""
         self.valid_until = 0.0
@@ -140,10 +143,11 @@ class Live:
         self._next = EMPTY
         self._next_leaf: str | None = None
         self._next_index: Index | None = None
-        self._records: deque[_Append] = deque()
-        self._inflight: deque[_Append] = deque()
+        # Lists, not deques: they are short, and an empty deque takes 760 bytes, which counts with many children.
+        self._records: list[_Append] = []
+        self._inflight: list[_Append] = []
         self._refused: list[_Append] = []
-        self._commands: deque[_Command] = deque()
+        self._commands: list[_Command] = []
         self._catching = False
         self._failures = 0
         self._opening: asyncio.Future[None] | None = None
@@ -269,6 +273,11 @@ class Live:
         """
         return await self._queue(decide)
 
+    async def hand_off(self) -> None:
+        """Expire the lease that is held here, or is being claimed, so that anyone may go on at once."""
+        if self._inflight or self.generation is not None:
+            await self.command(lambda _: None if self.generation is None else Plan(bodies=(), lease="hand_off"))
+
     async def refresh(self) -> None:
         """Fold what others wrote."""
         await self._queue(None)
@@ -290,7 +299,7 @@ class Live:
         command: _Command | None = None,
     ) -> _Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
-        now = self._world.clock.now()
+        now = round(self._world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         for place, body in enumerate(bodies, self._next.count):  # a guess, mended when it is sent
             name = self._world.ids.new()
@@ -309,9 +318,9 @@ class Live:
             if self._commands:
                 if self._inflight:
                     return
-                self._decide(self._commands.popleft())
+                self._decide(self._commands.pop(0))
             elif self._records:
-                self._send(self._records.popleft())
+                self._send(self._records.pop(0))
             else:
                 return
 
@@ -376,7 +385,7 @@ class Live:
     # -- what became of it
 
     def _landed(self, append: _Append, future: asyncio.Future[Appended]) -> None:
-        failure: Failure | None = Closed("the store was left") if future.cancelled() else future.exception()
+        failure: Failure | None = Closed() if future.cancelled() else future.exception()
         if failure is not None:
             append.refused = failure
             self._refused.append(append)
@@ -384,7 +393,7 @@ class Live:
             if not self._inflight:
                 self._after_refusal()
             return
-        self._inflight.popleft()
+        self._inflight.pop(0)
         self._failures = 0
         self.head = append.after
         self._lease_moved(append, future.result())
@@ -427,7 +436,7 @@ class Live:
         hard = next((f for f in failures if not isinstance(f, Stale | StoreFailed | Locked)), None)
         commands = [append.command for append in refused if append.command is not None]
         if hard is not None:
-            self._commands.extendleft(commands)
+            self._commands[:0] = commands
             self.close(hard)
             return
         locked = next((f for f in failures if isinstance(f, Locked)), None)
@@ -438,7 +447,7 @@ class Live:
             self._revoke(locked)
             self._pump()
             return
-        self._records.extendleft(reversed(refused))
+        self._records[:0] = refused
         self._reset_next()
         broken = next((f for f in failures if isinstance(f, StoreFailed)), None)
         if broken is None:
@@ -448,7 +457,7 @@ class Live:
 
     def _command_refused(self, command: _Command, failure: Failure | None) -> None:
         if isinstance(failure, Stale):
-            self._commands.appendleft(command)
+            self._commands.insert(0, command)
             self._catch_up(None)
             return
         if not command.waiter.done() and failure is not None:
@@ -523,6 +532,8 @@ class Live:
     async def _read_news(self, command: _Command | None) -> None:
         try:
             loaded = await self._world.store.load(self.id, self.head.count)
+            if not _follows(self.head, loaded):
+                raise NotFound(self.id)
             news = decode_lines(loaded.lines, self.id, self.head.count)
         except (NotFound, Corrupt, NewerFormat, Closed, StoreFailed) as error:
             self._catching = False
@@ -626,6 +637,13 @@ class Live:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(cause)
+
+
+def _follows(head: Head, loaded: Loaded) -> bool:
+    """Whether the lines go on from this head; not those of another thread that has taken the id."""
+    if not loaded.lines:
+        return loaded.head == head
+    return loaded.lines[0].startswith(b'{"prev":"%s",' % head.digest.encode("ascii"))
 
 
 def _read(future: asyncio.Future[bytes]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
 
+from weft._texts import capped
 from weft.messages import Usage
 from weft.thread import entries
 from weft.thread._turns import Plan, resume
@@ -65,12 +66,12 @@ def child_id(parent: str, call: str) -> str:
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 
-def settlement(receipt: str, end: EndView, child: View) -> entries.Receipt:
-    """A receipt's settlement, from how its child ended."""
+def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Receipt:
+    """A receipt's settlement, from how its child ended; the answer cut at `cap` bytes."""
     usage = child.turns + child.delegated
     match end.outcome:
         case "answered" | "stopped":
-            return entries.Receipt(receipt=receipt, state="done", stop=end.text, usage=usage)
+            return entries.Receipt(receipt=receipt, state="done", stop=capped(end.text, cap), usage=usage)
         case "cancelled":
             return entries.Receipt(receipt=receipt, state="cancelled", stop="it was cancelled", usage=usage)
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from weft import _texts
@@ -14,6 +15,7 @@ from weft._machine import (
     CallFinished,
     CallParked,
     CallResumed,
+    EffectKind,
     Ended,
     Fact,
     Finished,
@@ -23,6 +25,7 @@ from weft._machine import (
     Ready,
     Record,
     Recorded,
+    Refused,
     Said,
     Start,
     Started,
@@ -36,7 +39,7 @@ from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
 from weft.thread._receipts import child_id
 from weft.thread._turns import as_body, fail, of_receipt
-from weft.thread._view import View
+from weft.thread._view import CallView, View
 from weft.thread.entries import SETTLED, Body, CallResult, Cancel, Decision, Entry, Receipt, StartedCall, ToolsStarted
 
 Allowed = ("approve", "deny", "resolve")
@@ -144,6 +147,7 @@ class TurnRunner:
             tool=fact.call.name,
             args=fact.call.arguments,
             digest=fact.digest,
+            schema=None if tool is None else tool.schema_digest,
             effect="once" if tool is None else tool.effect,
             reason=fact.reason,
             created=now,
@@ -239,14 +243,16 @@ class TurnRunner:
         return [CallFinished(result=_as_result(of_receipt(call, receipt)), source="receipt")]
 
     def _decided(self, decision: Decision) -> list[Input]:
+        """A parked child of ours that nobody is asked about any more: drive it again, and wait for it."""
         view = self.live.view
-        return [
-            CallResumed(call=call.call.id)
-            for call in view.open_calls()
-            if call.receipt is not None
-            and decision.request in view.receipts[call.receipt].requests
-            and view.receipt_state(view.receipts[call.receipt]) == "accepted"
-        ]
+        inputs: list[Input] = []
+        for call in view.open_calls():
+            receipt = None if call.receipt is None else view.receipts[call.receipt]
+            if receipt is not None and decision.request in receipt.requests:
+                if view.receipt_state(receipt) == "accepted":
+                    inputs.append(CallResumed(call=call.call.id))
+                self._children.start_child(receipt.id)
+        return inputs
 
     def revoke(self, cause: Failure | None) -> None:
         """The turn is somebody else's now, or cannot be written any more."""
@@ -292,11 +298,22 @@ def _as_result(body: CallResult) -> ToolResult:
     return ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
 
 
+_STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
+
+
+def _as_stored(plan: Plan, call: CallView) -> Plan:
+    """The effect under which a body was started wins over a laxer one that the tool has now."""
+    if isinstance(plan, Refused) or call.effect is None:
+        return plan
+    known = [effect for effect in _STRICTNESS if effect in (call.effect, plan.effect)]
+    return replace(plan, effect=known[-1])
+
+
 def open_calls(view: View, plans: Mapping[str, Plan], fresh: frozenset[str]) -> tuple[OpenCall, ...]:
     """The open calls of a run that goes on, as its machine takes them."""
     return tuple(
         OpenCall(
-            plan=plans[call.call.id],
+            plan=_as_stored(plans[call.call.id], call),
             started=call.started,
             fresh=call.call.id in fresh,
             delegated=call.receipt is not None,

@@ -72,16 +72,20 @@ CREATE = (
 )
 INSERT_LINE = "INSERT INTO lines (tid, n, line) VALUES (?, ?, ?)"
 STATE = "SELECT tid, count, digest, owner, generation, expires FROM threads WHERE id = ?"
-LINES = "SELECT line FROM lines WHERE tid = ? AND n >= ? AND n < ? ORDER BY n"
+LOAD = (  # one statement, so one snapshot
+    "SELECT count, digest, owner, generation, expires, line FROM threads "
+    "LEFT JOIN lines ON lines.tid = threads.tid AND lines.n >= ? WHERE threads.id = ? ORDER BY n"
+)
 ONE_LINE = "SELECT line FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n = ?"
 DELETE_LINES = "DELETE FROM lines WHERE tid = ?"
 DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
+OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"
 EXPIRE_OWNER = "UPDATE threads SET expires = 0 WHERE owner = ?"
 RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING id"
 LIST = (
-    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0) FROM threads "
+    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0), tid FROM threads "
     "WHERE (:kind IS NULL OR kind = :kind) AND (:parent IS NULL OR parent = :parent) "
-    "AND (:after IS NULL OR tid < (SELECT tid FROM threads WHERE id = :after)) "
+    "AND (:after IS NULL OR tid < :after) "
     "AND NOT EXISTS (SELECT 1 FROM json_each(:meta) AS wanted WHERE NOT EXISTS ("
     "SELECT 1 FROM json_each(threads.meta) AS found WHERE found.key = wanted.key AND found.value = wanted.value)) "
     "ORDER BY tid DESC LIMIT :limit"

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from weft import _texts
 from weft._machine import Limits
+from weft.errors import Busy, Conflict
 from weft.messages import ErrorInfo, Message, ToolResult
 from weft.thread._view import CallView, RunView, View
 from weft.thread.entries import (
@@ -37,7 +38,33 @@ class Plan:
     """The entries' ids, once the store has accepted them."""
 
 
-def prompt(message: Message, key: str | None, *, owner: str, limits: Limits) -> Plan:
+def send(view: View, message: Message, key: str | None, *, policy: str, first: Plan | None) -> Plan | None:
+    """Accept an input: `first` starts its turn at once; None where the key has brought it before.
+
+    Args:
+        view: The session.
+        message: The input.
+        key: The sender's, for idempotency.
+        policy: `queue` or `reject`.
+        first: The plan of its turn, where one can be run here.
+
+    Raises:
+        Conflict: The key was used before with another message.
+        Busy: The policy is `reject`, and the session is not idle.
+    """
+    if key is not None and key in view.keys:
+        if view.keys[key][1] != message:
+            raise Conflict(f"key {key!r} was used before with another message")
+        return None
+    idle = view.run is None and not view.queue
+    if idle and first is not None:
+        return first
+    if policy == "reject" and not idle:
+        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or queue the message")
+    return accept(message, key)
+
+
+def prompt(message: Message, key: str | None, owner: str, limits: Limits) -> Plan:
     """A turn for a new input, on an idle session with nothing queued."""
     started = TurnStarted(cause="prompt", owner=owner, steps=limits.steps, tokens=limits.tokens)
     return Plan(bodies=(started, Said(message=message, key=key)), lease="claim")

@@ -113,6 +113,9 @@ def thread_of(address: str) -> str:
     return address.partition(".")[0]
 
 
+_INDEXED = frozenset({Request, Decision, Receipt, Info})
+
+
 def first_index(header: Header) -> Index:
     """The index of a thread that is only a header."""
     return Index(kind=header.kind, name=header.name, parent=header.parent, root=header.root, meta=dict(header.meta))
@@ -120,6 +123,8 @@ def first_index(header: Header) -> Index:
 
 def next_index(index: Index, body: Body) -> Index:
     """The index after one more entry; the same object where nothing of it changes."""
+    if type(body) not in _INDEXED:
+        return index
     match body:
         case Request():
             due = index.due if body.expires is None else min(body.expires, index.due or body.expires)
@@ -156,6 +161,7 @@ class View:
         "replies",
         "requests",
         "run",
+        "runs",
         "started_at",
         "transcript",
         "turns",
@@ -187,6 +193,8 @@ class View:
         """By turn: the one that went on from it."""
         self.started_at: dict[str, int] = {}
         """By turn: its entry's position."""
+        self.runs: dict[str, str] = {}
+        """By turn: its run."""
         self.turns: Usage = NO_USAGE
         self.delegated: Usage = NO_USAGE
         self._messages: tuple[int, tuple[Message, ...]] = (0, ())
@@ -205,6 +213,11 @@ class View:
         if self.run is None:
             return "idle"
         return "parked" if self.run.parked else "open"
+
+    @property
+    def last_turn(self) -> str | None:
+        """The newest turn."""
+        return next(reversed(self.started_at), None)
 
     def open_calls(self) -> list[CallView]:
         """The run's calls without a result, in call order."""
@@ -241,6 +254,10 @@ class View:
             )
             and not self.resumable()
         )
+
+    def waits(self, turn: str) -> bool:
+        """Whether this turn is parked, and all that is open in it waits for a decision."""
+        return self.run is not None and self.run.turn == turn and self.at_rest()
 
     def _waits(self, receipt: ReceiptView) -> bool:
         return self.receipt_state(receipt) == "parked"
@@ -324,6 +341,7 @@ def _call_result(view: View, body: CallResult) -> None:
 def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
     run = view.run
     view.started_at[entry.id] = entry.position
+    view.runs[entry.id] = body.run or entry.id
     if body.of is not None:
         view.continued[body.of] = entry.id
     for name in body.spends:

@@ -42,7 +42,7 @@ class Header:
     """The parent's call that this child answers."""
     allow: tuple[str, ...] | None = None
     """The permissions that its tools may need; None is everything."""
-    expires: float | None = 7 * 86_400.0
+    expires: float | None = None
     """Seconds that a request stays open where its tool does not say; None is for ever."""
 
 
@@ -153,6 +153,8 @@ class Request:
     args: str
     """The stored argument text."""
     digest: str
+    schema: str | None = None
+    """The digest of the tool's schema: the call means the same only under the same one."""
     effect: str
     reason: str | None = None
     created: float

@@ -17,6 +17,7 @@ from weft.thread.store import (
     Index,
     Lease,
     LeaseChange,
+    Listed,
     Loaded,
     Query,
     Release,
@@ -42,6 +43,7 @@ class Memory:
     """Threads in memory. Give it to `open_store` more than once to play a restart."""
 
     _threads: dict[str, _Thread] = field(default_factory=dict)
+    _created: int = 0
     _dead: set[str] = field(default_factory=set)
     """The tokens of stores that were left: proof of death."""
 
@@ -85,15 +87,16 @@ class MemoryStore:
         return future
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
+        self._check_open()
         found = self._find(thread)
         return Loaded(found.lines[after:], found.head, self._lease(found))
 
-    async def list(self, query: Query) -> list[tuple[str, bytes]]:
-        threads = self._data._threads
-        after = None if query.after is None else self._find(query.after).order
+    async def list(self, query: Query) -> list[Listed]:
+        self._check_open()
+        threads, after = self._data._threads, query.after
         rows = sorted(threads.items(), key=lambda item: item[1].order, reverse=True)
         chosen = [
-            (name, found.lines[0])
+            Listed(name, found.lines[0], found.order)
             for name, found in rows
             if _matches(found.index, query) and (after is None or found.order < after)
         ]
@@ -109,6 +112,7 @@ class MemoryStore:
         del self._data._threads[thread]
 
     async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+        self._check_open()
         kept = set()
         for thread, generation in held:
             found = self._data._threads.get(thread)
@@ -124,7 +128,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise Closed("the store was left; open it again with weft.thread.open_store")
+            raise Closed()
 
     def _find(self, thread: str) -> _Thread:
         found = self._data._threads.get(thread)
@@ -142,7 +146,8 @@ class MemoryStore:
         threads = self._data._threads
         if thread not in threads:
             head = Head(1, digest_line(line))
-            threads[thread] = _Thread(lines=[line], head=head, index=index, order=len(threads))
+            threads[thread] = _Thread(lines=[line], head=head, index=index, order=self._data._created)
+            self._data._created += 1
         return threads[thread].lines[0]
 
     def _append(

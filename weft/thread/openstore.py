@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +17,20 @@ from weakref import WeakValueDictionary
 from weft._agent import Agent, check_allowed, narrower
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
-from weft.errors import Busy, Closed, NotFound, NotPending, WeftError, WrongCall
+from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, WeftError, WrongCall
+from weft.messages import clean_text
 from weft.thread import _approvals, entries
 from weft.thread._actor import Actor
 from weft.thread._codec import decode_line
 from weft.thread._host import Host
 from weft.thread._live import Live
 from weft.thread._runner import TurnRunner
-from weft.thread._turns import Plan
 from weft.thread._view import thread_of
 from weft.thread.entries import Entry, Header
 from weft.thread.memory import Memory, MemoryStore
 from weft.thread.session import Session, decisions_of
 from weft.thread.sqlite import SQLiteStore, Synchronous
-from weft.thread.store import Head, Query, Store
+from weft.thread.store import Head, Listed, Query, Store
 from weft.thread.turn import Turn
 from weft.thread.watch import Watch
 
@@ -76,6 +77,7 @@ class OpenStore:
         self._lives: WeakValueDictionary[str, Live] = WeakValueDictionary()
         self._runners: set[TurnRunner] = set()
         self._observers: list[Callable[[str, Entry], None]] = []
+        self._claims = 0
         self._idle: asyncio.Future[None] | None = None
         self._open = False
 
@@ -93,7 +95,7 @@ class OpenStore:
     ) -> None:
         self._open = False
         try:
-            if self._runners:
+            if self._runners or self._claims:
                 await self._rest(0.0 if kind is not None else self._grace)
             if self._runners and not self.store.survives:
                 await self._cancel_running()
@@ -106,7 +108,7 @@ class OpenStore:
             await self._hand_off()
         finally:
             for live in tuple(self._lives.values()):
-                live.close(Closed("the store was left; open it again with weft.thread.open_store, and store.open"))
+                live.close(Closed())
             await self.store.stop()
 
     async def _rest(self, seconds: float) -> None:
@@ -136,8 +138,8 @@ class OpenStore:
     async def _hand_off(self) -> None:
         """Expire our leases, so that anyone may go on at once."""
         for live in tuple(self._lives.values()):
-            if live.generation is not None and live.quiet:
-                await contain("turn", live.command(lambda _: Plan(bodies=(), lease="hand_off")))
+            if live.quiet:
+                await contain("turn", live.hand_off())
 
     async def _renew(self) -> None:
         """Extend the leases of what runs here, every third of their time."""
@@ -182,7 +184,20 @@ class OpenStore:
 
     def _rests(self, runner: TurnRunner) -> None:
         self._runners.discard(runner)
-        if not self._runners and self._idle is not None and not self._idle.done():
+        self._look_idle()
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """While a turn is being claimed here: leaving waits for what comes of it."""
+        self._claims += 1
+        try:
+            yield
+        finally:
+            self._claims -= 1
+            asyncio.get_running_loop().call_soon(self._look_idle)  # not before its turn is `running`
+
+    def _look_idle(self) -> None:
+        if not self._runners and not self._claims and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
     def report(self, thread: str, error: Exception) -> None:
@@ -191,9 +206,19 @@ class OpenStore:
 
     # -- sessions
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse new work once the store is being left.
+
+        Raises:
+            Closed: It is, or it was not entered.
+        """
         if not self._open:
-            raise Closed("the store is not open; use `async with open_store(…) as store:`")
+            raise Closed("the store is not open; use `async with open_store(…) as store:`, then store.open(id, agent)")
+
+    @property
+    def leaving(self) -> bool:
+        """Whether no new turn may begin."""
+        return not self._open
 
     async def create(
         self,
@@ -217,7 +242,7 @@ class OpenStore:
             NotAllowed: A tool needs a permission that is not given.
             WrongCall: The deps or the metadata are not of the right type.
         """
-        self._check_open()
+        self.check_open()
         agent._check_deps(deps)
         allowed = narrower(agent.allow, None if allow is None else frozenset(allow))
         check_allowed(agent.tools, allowed)
@@ -251,7 +276,7 @@ class OpenStore:
             NotFound: No thread has this id.
             Corrupt, NewerFormat: Its journal cannot be read.
         """
-        self._check_open()
+        self.check_open()
         if agent is not None:
             agent._check_deps(deps)
         live = self.live(session)
@@ -273,7 +298,7 @@ class OpenStore:
             NotFound: No thread has this id.
             Changed: The agent does not fit what is stored.
         """
-        self._check_open()
+        self.check_open()
         root = root if isinstance(root, Root) else Root(agent=root)
         live = await self.live(session).open()
         header = live.view.header
@@ -284,24 +309,36 @@ class OpenStore:
         parked = None if live.view.run is None else live.view.run.turn
         opened = await self.open(header.root, root.agent, deps=root.deps_for(top.view.header))
         await opened.resume()
-        return None if parked is None else Turn(live, after=parked)
+        await live.refresh()
+        run = live.view.run
+        waits = run is not None and run.parked and bool(live.view.undecided)
+        elsewhere = any(thread.lease.live and thread.runner is None for thread in (live, top))
+        return None if parked is None or waits or elsewhere else Turn(live, after=parked)
 
     async def decide(self, *decisions: _approvals.Decision) -> None:
-        """Record decisions, all or none, without an agent, and pass them down; whoever has the agent goes on.
+        """Record decisions without an agent, and pass them down; whoever has the agent goes on.
 
-        The requests may be of any session; those of a child are recorded at its root.
+        The requests may be of several sessions; those of a child are recorded at its root. All are judged
+        before any is recorded; what one session is told is recorded all or none.
 
         Raises:
             NotPending: A request is unknown.
             Expired, Conflict, InvalidDecision: As for `session.decide`.
         """
-        self._check_open()
+        self.check_open()
+        if not decisions:
+            raise InvalidDecision("give at least one decision: approve(request), deny(request), resolve(request, …)")
         roots: dict[str, list[_approvals.Decision]] = {}
         for decision in decisions:
             roots.setdefault(await self._root_of(decision.request), []).append(decision)
+        now = await self.store.now()
         for thread, batch in roots.items():
             live = await self.live(thread).open()
             await live.refresh()
+            _approvals.decide(live.view, batch, ["" for _ in batch], now)
+        for thread, batch in roots.items():
+            live = self.live(thread)
+            await live.open()
             for made in await self.record_decisions(live, tuple(batch)):
                 await self.push_down(made)
 
@@ -318,6 +355,8 @@ class OpenStore:
         """Record decisions at the root; those that stand now, of these requests."""
         now = await self.store.now()
         ids = [self.ids.new() for _ in decisions]
+        if any(decision.request not in live.view.requests for decision in decisions):
+            await live.refresh()
         await live.command(lambda view: _approvals.decide(view, decisions, ids, now))
         return decisions_of(live.view, (decision.request for decision in decisions))
 
@@ -345,7 +384,7 @@ class OpenStore:
 
         Also what other processes write. Raises `NotFound` when the thread is deleted.
         """
-        self._check_open()
+        self.check_open()
         return Watch(self.live(thread), after=after, until=until)
 
     async def delete(self, thread: str) -> None:
@@ -355,14 +394,15 @@ class OpenStore:
             NotFound: No thread has this id.
             Busy: It runs a turn, or has delegations that are not settled.
         """
-        self._check_open()
+        self.check_open()
         live = await self.live(thread).open()
         await live.refresh()
         if live.view.unsettled:
             raise Busy(f"thread {thread!r} has delegations that are not settled")
-        if live.view.phase == "open":
-            raise Busy(f"thread {thread!r} runs a turn")
-        await self.store.delete(thread, live.head)
+        try:
+            await self.store.delete(thread, live.head)
+        except Locked:
+            raise Busy(f"thread {thread!r} runs a turn") from None
         live.close(NotFound(thread))
         self._lives.pop(thread, None)
 
@@ -380,20 +420,20 @@ class _Listing:
     def __init__(self, store: OpenStore, query: Query) -> None:
         self._store = store
         self._query = query
-        self._rows: list[tuple[str, bytes]] = []
+        self._rows: list[Listed] = []
         self._more = True
 
     def __aiter__(self) -> AsyncIterator[Header]:
-        return _Listing(self._store, self._query)
+        return self
 
     async def __anext__(self) -> Header:
-        self._store._check_open()
+        self._store.check_open()
         if not self._rows and self._more:
             await self._page()
         if not self._rows:
             raise StopAsyncIteration
-        thread, line = self._rows.pop(0)
-        header = decode_line(line, thread, 0).body
+        row = self._rows.pop(0)
+        header = decode_line(row.line, row.thread, 0).body
         assert isinstance(header, Header)
         return header
 
@@ -402,7 +442,7 @@ class _Listing:
         self._rows = await self._store.store.list(query)
         self._more = len(self._rows) == query.limit
         if self._rows:
-            self._query = Query(kind=query.kind, meta=query.meta, after=self._rows[-1][0], limit=query.limit)
+            self._query = Query(kind=query.kind, meta=query.meta, after=self._rows[-1].cursor, limit=query.limit)
 
 
 def open_store(
@@ -464,7 +504,7 @@ def _checked(meta: Mapping[str, str]) -> dict[str, str]:
     for key, value in pairs:
         if not isinstance(key, str) or not isinstance(value, str):
             raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
-    return dict(meta)
+    return {clean_text(key): clean_text(value) for key, value in meta.items()}
 
 
 def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> Callable[[], None]:

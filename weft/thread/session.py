@@ -9,11 +9,10 @@ from typing import Any, Literal, Protocol
 from weft._agent import Agent, Prompt
 from weft._run import Result
 from weft.errors import WrongCall
-from weft.messages import Message, Usage, as_message
+from weft.messages import Message, Usage, as_message, clean_text
 from weft.thread import _approvals, _receipts, _turns, entries
-from weft.thread._actor import Actor
+from weft.thread._actor import Actor, known_turn
 from weft.thread._live import Live
-from weft.thread._turns import Plan
 from weft.thread._view import View, thread_of
 from weft.thread.store import Head
 from weft.thread.turn import Turn
@@ -51,6 +50,10 @@ class Decider(Protocol):
 
     def live(self, thread: str) -> Live:
         """The live thread of this id."""
+        ...
+
+    def check_open(self) -> None:
+        """Refuse new work once the store is being left."""
         ...
 
 
@@ -139,22 +142,15 @@ class Session:
             Conflict: The key was used before with another message.
             StoreFailed: The store could not write. Nothing was written.
         """
+        self._decider.check_open()
         if policy not in ("queue", "reject"):
             raise WrongCall(f"no policy {policy!r}; use 'queue' or 'reject'")
         message = as_message(prompt)
+        key = None if key is None else clean_text(key)
         if self._actor is not None:
             return await self._actor.send(message, policy=policy, key=key)
-        return await self._leave_message(message, key)
-
-    async def _leave_message(self, message: Message, key: str | None) -> Turn:
-        """Without an agent: accepted for whoever has it."""
-
-        def decide(view: View) -> Plan | None:
-            return None if key is not None and key in view.keys else _turns.accept(message, key)
-
-        plan = await self._live.command(decide)
-        item = self._live.view.keys[key][0] if plan is None and key is not None else plan.ids[0] if plan else None
-        return Turn(self._live, item=item)
+        plan = await self._live.command(lambda view: _turns.send(view, message, key, policy=policy, first=None))
+        return known_turn(self._live, key) if plan is None else Turn(self._live, item=plan.ids[0])
 
     async def decide(self, *decisions: _approvals.Decision) -> Turn:
         """Record decisions, all or none, durably; then go on with what they allow.
@@ -171,11 +167,12 @@ class Session:
             DecideAtRoot: This session is a child.
             Changed: The agent given now has no tool for an approved call any more.
         """
+        self._decider.check_open()
         turn = self._parked_turn()
         made = await self._decider.record_decisions(self._live, decisions)
         await self._carry_down(made)
         if self._actor is None:
-            return turn if turn is not None else Turn(self._live, after="")
+            return turn or self._last_turn()
         going_on = await self._actor.go_on()
         if going_on is not None:
             return going_on
@@ -183,7 +180,7 @@ class Session:
         parked = self._parked_turn()
         if parked is not None and not own:
             return Turn(self._live, after=parked.id)
-        return parked or turn or Turn(self._live, after="")
+        return parked or turn or self._last_turn()
 
     async def _carry_down(self, made: tuple[entries.Decision, ...]) -> None:
         for decision in made:
@@ -193,6 +190,10 @@ class Session:
     def _parked_turn(self) -> Turn | None:
         run = self._live.view.run
         return None if run is None else Turn(self._live, turn=run.turn)
+
+    def _last_turn(self) -> Turn:
+        """The newest one: where everything was decided, and done, before."""
+        return Turn(self._live, turn=self._live.view.last_turn)
 
     async def resume(self) -> Turn | None:
         """Go on with whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
@@ -205,6 +206,7 @@ class Session:
             WrongCall: The session was opened without an agent.
             Changed: The agent given now does not fit what is stored.
         """
+        self._decider.check_open()
         if self._actor is None:
             raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
         return await self._actor.go_on()

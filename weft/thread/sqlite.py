@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import aiosqlite
-
+from weft._contain import Contained, contain, contain_call
 from weft._ports import Clock
-from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
+from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread import _schema_sql as sql
-from weft.thread._alive import ProofOfLife, forget_dead, proved_dead
+from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind, proved_dead
 from weft.thread._codec import digest_line
 from weft.thread.store import (
     Appended,
@@ -33,17 +32,22 @@ from weft.thread.store import (
     Index,
     Lease,
     LeaseChange,
+    Listed,
     Loaded,
     Query,
     Release,
     Seize,
 )
 
+if TYPE_CHECKING:
+    import aiosqlite
+
 __all__ = ["SQLiteStore"]
 
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 Outcome: TypeAlias = object
 _BATCH = 1024
+_FORKED = "the store was opened before a fork; open it in this process"
 _RETRY = 0.0005
 """Seconds between tries while another process writes; SQLite's own busy handler starves a lone session."""
 
@@ -84,6 +88,8 @@ class SQLiteStore:
         self._writer: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
+        self._buried: list[Path] = []
+        """The files of owners whose leases the present transaction expires; they go after its commit."""
         self._ended: asyncio.Future[None] | None = None
 
     # -- opening and closing
@@ -92,6 +98,8 @@ class SQLiteStore:
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._make_file()
+        import aiosqlite  # noqa: PLC0415  # whoever opens no SQLite file need not wait for it
+
         reader = aiosqlite.connect(self._path, isolation_level=None, timeout=0)
         self._reader = await reader
         try:
@@ -105,24 +113,47 @@ class SQLiteStore:
         self._ended = self._loop.create_future()
         self._writer = threading.Thread(target=self._write, args=(connection,), name="weft-writer", daemon=True)
         self._writer.start()
+        await contain("store", self._clean_up())  # another time, where the disk refuses it now
+
+    async def _clean_up(self) -> None:
+        """Expire the leases of owners that have died, and remove their files."""
+
+        def work(connection: sqlite3.Connection) -> Outcome:
+            litter = left_behind(self._path)
+            if litter:
+                for (owner,) in connection.execute(sql.OWNERS).fetchall():
+                    if file_of(self._path, owner) in litter:
+                        connection.execute(sql.EXPIRE_OWNER, (owner,))
+                self._buried += litter
+            return None
+
+        await self._run(work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], Outcome]) -> asyncio.Future[Any]:
+        """Something that may be done again, in the writer's next transaction."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._enqueue(future, work, lambda _: None)
+        return future
 
     async def stop(self) -> None:
-        if self._writer is None or self._ended is None:
+        if self._ended is None or os.getpid() != self._process:
             return
-        self._jobs.put(None)
-        await self._ended
-        self._writer.join()
-        self._writer = None
-        if self._reader is not None:
-            await self._reader.close()
-            self._reader = None
+        if self._writer is not None:
+            freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
+            freed.add_done_callback(_read)
+            self._writer = None
+            self._jobs.put(None)
+        await asyncio.wait([self._ended])
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
         self._alive.end()
 
     def _make_file(self) -> None:
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreFailed(f"cannot open {self._path.name!r}: {error.strerror}") from error
+            raise WrongCall(f"cannot open {self._path.name!r}: {error.strerror}") from error
         os.close(descriptor)
 
     async def _patiently(self) -> None:
@@ -135,14 +166,14 @@ class SQLiteStore:
                     raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
                 await self._clock.sleep(0.005)
             except sqlite3.DatabaseError as error:
-                raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
+                raise WrongCall(f"cannot open {self._path.name!r}: {error}; is it another program's file?") from error
             else:
                 return
 
     async def _migrate(self) -> None:
         reader = self._require_reader()
-        await reader.execute("PRAGMA journal_mode = WAL")
         version = await self._version()
+        await reader.execute("PRAGMA journal_mode = WAL")
         if version == sql.SCHEMA:
             return
         await reader.execute("BEGIN IMMEDIATE")
@@ -161,11 +192,14 @@ class SQLiteStore:
 
     async def _version(self) -> int:
         reader = self._require_reader()
-        rows = list(await reader.execute_fetchall("PRAGMA user_version"))
-        version = int(rows[0][0])
+        ((version,),) = await reader.execute_fetchall("PRAGMA user_version")
+        ((application,),) = await reader.execute_fetchall("PRAGMA application_id")
+        ((tables,),) = await reader.execute_fetchall("SELECT count(*) FROM sqlite_master")
+        if application != sql.APPLICATION_ID and (application or tables):
+            raise WrongCall(f"{self._path.name!r} is another program's database; give weft a file of its own")
         if version > sql.SCHEMA:
             raise NewerFormat(f"{self._path.name!r} has schema {version}, written by a newer weft; upgrade")
-        return version
+        return int(version)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=0, check_same_thread=False)
@@ -174,7 +208,9 @@ class SQLiteStore:
 
     def _require_reader(self) -> aiosqlite.Connection:
         if self._reader is None:
-            raise Closed("the store was left; open it again with weft.thread.open_store")
+            raise Closed()
+        if os.getpid() != self._process:
+            raise Closed(_FORKED)
         return self._reader
 
     # -- writing
@@ -214,11 +250,12 @@ class SQLiteStore:
         }
         if index is not None:
             values |= _index_values(index)
+        ttl = lease.ttl if isinstance(lease, Claim | Seize) else self.ttl
         statement = sql.append_statement(change, index=index is not None)
 
         def work(connection: sqlite3.Connection) -> Outcome:
             now = self._clock.now()
-            bound = {**values, "now": now, "expires": now + self.ttl}
+            bound = {**values, "now": now, "expires": now + ttl}
             row = connection.execute(statement, bound).fetchone()
             if row is None:
                 refusal = self._refusal(connection, thread, expect)
@@ -268,7 +305,7 @@ class SQLiteStore:
         if owner is None or owner == self.owner or not proved_dead(self._path, owner):
             return False
         connection.execute(sql.EXPIRE_OWNER, (owner,))
-        forget_dead(self._path, owner)
+        self._buried.append(file_of(self._path, owner))
         return True
 
     def _read_back(self, connection: sqlite3.Connection, thread: str, head: Head, has_lines: bool) -> Appended | None:
@@ -279,7 +316,7 @@ class SQLiteStore:
             line = connection.execute(sql.ONE_LINE, (thread, head.count - 1)).fetchone()
             if line is None or digest_line(str(line[0]).encode("ascii")) != head.digest:
                 return None
-        elif Head(row[1], row[2]) != head:
+        else:  # a change of the lease alone leaves no trace that tells it from another's
             return None
         return Appended(head, row[4])
 
@@ -313,9 +350,8 @@ class SQLiteStore:
                     kept.add(thread)
             return kept
 
-        future: asyncio.Future[set[str]] = asyncio.get_running_loop().create_future()
-        self._enqueue(future, work, lambda _: None)
-        return await future
+        kept: set[str] = await self._run(work)
+        return kept
 
     def _enqueue(
         self,
@@ -324,9 +360,9 @@ class SQLiteStore:
         written: Callable[[sqlite3.Connection], Outcome | None],
     ) -> None:
         if self._writer is None:
-            future.set_exception(Closed("the store was left; open it again with weft.thread.open_store"))
+            future.set_exception(Closed())
         elif os.getpid() != self._process:
-            future.set_exception(Closed("the store was opened before a fork; open it in this process"))
+            future.set_exception(Closed(_FORKED))
         else:
             self._jobs.put(_Job(future, work, written))
 
@@ -364,22 +400,30 @@ class SQLiteStore:
 
     def _commit(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
         """One transaction for all; the outcome of each, as a value or an exception."""
-        committing = False
-        try:
-            self._begin(connection)
-            outcomes = [job.work(connection) for job in batch]
-            committing = True
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-            failure = StoreFailed(f"the store could not write: {error}")
-            failure.__cause__ = error
-            if not committing:
-                return [failure for _ in batch]
-            return [self._what_became(connection, job, failure) for job in batch]
-        return outcomes
+        self._buried.clear()
+        outcomes = contain_call("store", lambda: self._work_off(connection, batch))
+        written = outcomes if isinstance(outcomes, Contained) else contain_call("store", _commit(connection))
+        if not isinstance(outcomes, Contained) and not isinstance(written, Contained):
+            for path in self._buried:
+                forget_dead(path)
+            return outcomes
+        with suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        cause = written.cause if isinstance(written, Contained) else RuntimeError("no transaction")
+        failure = StoreFailed(f"the store could not write: {cause}")
+        failure.__cause__ = cause
+        if isinstance(outcomes, Contained):
+            return [failure] if len(batch) == 1 else self._one_by_one(connection, batch)
+        return [self._what_became(connection, job, failure) for job in batch]
+
+    def _work_off(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+        self._begin(connection)
+        return [job.work(connection) for job in batch]
+
+    def _one_by_one(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+        """What one append of a batch cannot have must not fail the others."""
+        return [outcome for job in batch for outcome in self._commit(connection, [job])]
 
     def _what_became(self, connection: sqlite3.Connection, job: _Job, failure: StoreFailed) -> Outcome:
         try:
@@ -413,12 +457,14 @@ class SQLiteStore:
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
         reader = self._require_reader()
-        rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
+        try:
+            rows = list(await reader.execute_fetchall(sql.LOAD, (after, thread)))
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
         if not rows:
             raise NotFound(thread)
-        tid, count, digest, owner, generation, expires = rows[0]
-        found = await reader.execute_fetchall(sql.LINES, (tid, after, count))
-        lines = [str(row[0]).encode("ascii") for row in found]
+        count, digest, owner, generation, expires, _ = rows[0]
+        lines = [str(row[5]).encode("ascii") for row in rows if row[5] is not None]
         if len(lines) != max(count - after, 0):
             raise Corrupt(thread, after + len(lines), "a line is missing")
         live = owner is not None and expires > self._clock.now()
@@ -426,7 +472,7 @@ class SQLiteStore:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
 
-    async def list(self, query: Query) -> list[tuple[str, bytes]]:
+    async def list(self, query: Query) -> list[Listed]:
         values = {
             "kind": query.kind,
             "parent": query.parent,
@@ -434,11 +480,24 @@ class SQLiteStore:
             "meta": json.dumps(dict(query.meta)),
             "limit": query.limit,
         }
-        rows = await self._require_reader().execute_fetchall(sql.LIST, values)
-        return [(row[0], str(row[1]).encode("ascii")) for row in rows]
+        try:
+            rows = await self._require_reader().execute_fetchall(sql.LIST, values)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
+        return [Listed(row[0], str(row[1]).encode("ascii"), row[2]) for row in rows]
 
     async def now(self) -> float:
         return self._clock.now()
+
+
+def _read(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _commit(connection: sqlite3.Connection) -> Callable[[], object]:
+    return lambda: connection.execute("COMMIT")
 
 
 def _wake(batch: list[_Job], outcomes: list[Outcome]) -> None:

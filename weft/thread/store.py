@@ -17,6 +17,7 @@ __all__ = [
     "Index",
     "Lease",
     "LeaseChange",
+    "Listed",
     "Loaded",
     "Query",
     "Release",
@@ -88,6 +89,16 @@ class Loaded(NamedTuple):
     lease: Lease
 
 
+class Listed(NamedTuple):
+    """One row of a listing."""
+
+    thread: str
+    line: bytes
+    """Its header."""
+    cursor: int
+    """Where the next page goes on, also when this thread was deleted meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """Which threads to list, newest first."""
@@ -95,8 +106,8 @@ class Query:
     kind: str | None = None
     parent: str | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
-    after: str | None = None
-    """The thread that the last page ended with."""
+    after: int | None = None
+    """The cursor of the last row of the page before."""
     limit: int = 100
 
 
@@ -151,8 +162,8 @@ class Store(Protocol):
         """
         ...
 
-    async def list(self, query: Query) -> list[tuple[str, bytes]]:
-        """Ids and header lines, newest first, at most `query.limit`."""
+    async def list(self, query: Query) -> list[Listed]:
+        """Header lines, newest first, at most `query.limit`."""
         ...
 
     async def delete(self, thread: str, expect: Head) -> None:

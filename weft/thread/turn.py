@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from functools import partial
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from weft.events import (
     TurnEnded,
     TurnStarted,
 )
-from weft.messages import ToolResult
+from weft.messages import ToolCall, ToolResult
 from weft.thread import _approvals, entries
 from weft.thread._live import Live, TurnLog
 from weft.thread._view import EndView, View
@@ -71,8 +71,8 @@ class Turn:
         end = self._live.view.ended.get(turn) if turn is not None else None
         return None if end is None else end.outcome
 
-    def events(self) -> AsyncIterator[Event]:
-        """The turn's events from its start, live or late, any number of times.
+    def events(self) -> AsyncIterable[Event]:
+        """The turn's events from its start, live or late; may be ranged over again.
 
         Of a turn that another process runs: those that are durable.
         """
@@ -116,8 +116,11 @@ class Turn:
         return Turn(self._live, turn=following)
 
     async def _begun(self) -> str:
-        def begun(_: View) -> str | None:
-            return self.id if self._turn != "" else ""
+        def begun(view: View) -> str | None:
+            turn = "" if self._turn == "" else self.id
+            if turn is None and self._after is not None and view.waits(self._after):
+                return self._after  # the child has parked again: so this session waits again
+            return turn
 
         turn = await self._live.until(begun)
         if not turn:
@@ -151,6 +154,16 @@ def _outcome(end: EndView) -> Outcome:
 
 
 class _Events:
+    """A turn's events; each iteration begins at the turn's start."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _EventIterator(self._turn)
+
+
+class _EventIterator:
     """Follows the events that this process saw of a turn, or else its journal."""
 
     def __init__(self, turn: Turn) -> None:
@@ -158,7 +171,7 @@ class _Events:
         self._source: AsyncIterator[Event] | None = None
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        return _Events(self._turn)
+        return self
 
     async def __anext__(self) -> Event:
         if self._source is None:
@@ -173,11 +186,14 @@ class _Durable:
     """The events of a turn as far as its journal tells them."""
 
     def __init__(self, live: Live, turn: str) -> None:
-        self._watch = Watch(live, after=live.view.started_at[turn])
+        self._run = live.view.runs[turn]
+        first = live.view.started_at.get(self._run, live.view.started_at[turn])
+        self._watch = Watch(live, after=first)
         self._turn = turn
-        self._run = ""
+        self._reached = False
         self._step = 0
         self._seq = 0
+        self._calls: tuple[ToolCall, ...] = ()
         self._ready: list[Event] = []
         self._over = False
 
@@ -193,18 +209,25 @@ class _Durable:
         return self._ready.pop(0)
 
     def _events(self, entry: entries.Entry) -> list[Event]:
+        """What an entry tells; the run's earlier turns are only counted."""
         body = entry.body
+        if isinstance(body, entries.Said) and body.message.role == "assistant":
+            self._step += 1
+            self._calls = body.message.calls
+        self._reached = self._reached or entry.id == self._turn
+        if not self._reached:
+            return []
+        if isinstance(body, entries.ToolsStarted):
+            self._seq += len(body.calls)
         match body:
             case entries.TurnStarted():
-                self._run = body.run or entry.id
                 return [TurnStarted(turn=entry.id, run=self._run, cause=body.cause), RunStarted(run=self._run)]
             case entries.Said() if body.message.role == "assistant":
-                self._step += 1
                 return [StepFinished(run=self._run, step=self._step, message=body.message, usage=body.usage)]
             case entries.CallResult():
                 self._seq += 1
                 result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
-                return [ToolFinished(run=self._run, seq=self._seq, result=result)]
+                return [ToolFinished(run=self._run, seq=self._seq - 1, result=result)]
             case entries.TurnEnded() if body.turn == self._turn:
                 self._over = True
                 return self._ended(body)
@@ -215,7 +238,7 @@ class _Durable:
         last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome)
         end = self._watch.live.view.ended.get(body.turn)
         if body.outcome == "parked":
-            return [Parked(run=self._run, calls=()), last]
+            return [Parked(run=self._run, calls=tuple(c for c in self._calls if c.id in body.open)), last]
         if end is not None and body.outcome in ("answered", "stopped"):
             return [RunFinished(run=self._run, stop=body.outcome, text=end.text, usage=end.usage), last]
         return [last]

@@ -18,13 +18,12 @@ class Watch:
 
     def __init__(self, live: Live, *, after: int = 0, until: Head | None = None) -> None:
         self.live = live
-        self._first = after
         self._next = after
         self._until = until
         self._ready: deque[Entry] = deque()
 
     def __aiter__(self) -> AsyncIterator[Entry]:
-        return Watch(self.live, after=self._first, until=self._until)
+        return self
 
     async def __anext__(self) -> Entry:
         """The next entry; waits for one, unless `until` was reached.

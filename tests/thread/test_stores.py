@@ -1,0 +1,25 @@
+"""The store contract on the stores that need nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.thread.store_contract import TTL, NewStore, StoreContract
+from weft.testing.clock import ManualClock
+from weft.thread.memory import Memory, MemoryStore
+from weft.thread.sqlite import SQLiteStore
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def new_store(self, clock: ManualClock) -> NewStore:
+        data = Memory()
+        return lambda owner: MemoryStore(data, owner=owner, ttl=TTL, clock=clock, survives=True)
+
+
+class TestSQLite(StoreContract):
+    @pytest.fixture
+    def new_store(self, clock: ManualClock, tmp_path: Path) -> NewStore:
+        return lambda owner: SQLiteStore(tmp_path / "weft.db", owner=owner, ttl=TTL, clock=clock)
