@@ -346,8 +346,8 @@ class RunLoop:
     def back(self, *news: Input, cancel: bool = False) -> None:
         """The records on their way were refused and are void: decide again, with what is new.
 
-        Goes back to the state before the first of them and feeds what has really happened since, but for
-        what the news overrule: a reply, where the run is cancelled; a park, where the call goes on.
+        Goes back to the state before the first of them and feeds the news, and what has really happened since but for
+        what they overrule: a reply, where the run is cancelled; a park, where the call goes on.
         """
         since, self._since = self._since, []
         if since:
@@ -359,6 +359,8 @@ class RunLoop:
         if cancel and (self.state.held is not None or any(isinstance(item.given, Replied) for item in since)):
             self.state = self.state._replace(held=None)
             self._in_flight = True  # what it spent is not known any more
+        for given in news:  # first: what is fed again may park the run, and then they come too late
+            self.feed(given)
         for item in since:
             if not _overruled(item.given, news, cancel=cancel):
                 self._quiet = True
@@ -366,8 +368,6 @@ class RunLoop:
                     self.feed(item.given)
                 finally:
                     self._quiet = False
-        for given in news:
-            self.feed(given)
         if cancel:
             self.interrupt("cancel")
 
