@@ -1200,7 +1200,7 @@ async def test_a_park_stays_where_another_child_goes_on() -> None:
     parked = Ended(outcome="parked", open=(other,))
     facts = [fact for record in records for fact in record.facts]
     assert facts == [Finished(result=finished.result, source="receipt", attempt=1), parked]
-    for _ in records:
+    while journal.on_the_way:
         await journal.acknowledge()
     assert (await task) == parked
 

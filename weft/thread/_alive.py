@@ -80,7 +80,7 @@ def _unlocked(path: Path, then: Callable[[int], None] = lambda _: None) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not hide the death
         then(descriptor)
     except OSError:
         return False

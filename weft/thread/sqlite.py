@@ -48,6 +48,8 @@ Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 Outcome: TypeAlias = object
 _BATCH = 1024
 _FORKED = "the store was opened before a fork; open it in this process"
+_READ_TIMEOUT = 5.0
+"""Seconds that a reader waits, where the file is being recovered."""
 _RETRY = 0.0005
 """Seconds between tries while another process writes; SQLite's own busy handler starves a lone session."""
 
@@ -95,25 +97,40 @@ class SQLiteStore:
     # -- opening and closing
 
     async def start(self) -> None:
+        import aiosqlite  # noqa: PLC0415  # whoever opens no SQLite file need not wait for it
+
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._make_file()
-        import aiosqlite  # noqa: PLC0415  # whoever opens no SQLite file need not wait for it
-
-        reader = aiosqlite.connect(self._path, isolation_level=None, timeout=0)
-        self._reader = await reader
+        self._reader = await aiosqlite.connect(self._path, isolation_level=None, timeout=_READ_TIMEOUT)
         try:
             await self._patiently()
-            connection = self._connect()
+            self._begin_writing()
+            await contain("store", self._clean_up())  # another time, where the disk refuses it now
         except BaseException:
-            await self._reader.close()
-            self._reader = None
+            await self._abandon()
             raise
-        self._alive.begin()
+
+    def _begin_writing(self) -> None:
+        assert self._loop is not None
+        try:
+            self._alive.begin()
+        except OSError as error:
+            raise StoreFailed(f"cannot lock a file beside {self._path.name!r}: {error.strerror}") from error
+        connection = self._connect()
         self._ended = self._loop.create_future()
         self._writer = threading.Thread(target=self._write, args=(connection,), name="weft-writer", daemon=True)
         self._writer.start()
-        await contain("store", self._clean_up())  # another time, where the disk refuses it now
+
+    async def _abandon(self) -> None:
+        """A start that did not come through leaves nothing open."""
+        if self._writer is not None:
+            await self.stop()
+            return
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+        self._alive.end()
 
     async def _clean_up(self) -> None:
         """Expire the leases of owners that have died, and remove their files."""
@@ -411,11 +428,9 @@ class SQLiteStore:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         cause = written.cause if isinstance(written, Contained) else RuntimeError("no transaction")
-        failure = StoreFailed(f"the store could not write: {cause}")
-        failure.__cause__ = cause
         if isinstance(outcomes, Contained):
-            return [failure] if len(batch) == 1 else self._one_by_one(connection, batch)
-        return [self._what_became(connection, job, failure) for job in batch]
+            return [_failed(cause)] if len(batch) == 1 else self._one_by_one(connection, batch)
+        return [self._what_became(connection, job, _failed(cause)) for job in batch]
 
     def _work_off(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
         self._begin(connection)
@@ -488,6 +503,12 @@ class SQLiteStore:
 
     async def now(self) -> float:
         return self._clock.now()
+
+
+def _failed(cause: Exception) -> StoreFailed:
+    failure = StoreFailed(f"the store could not write: {cause}")
+    failure.__cause__ = cause
+    return failure
 
 
 def _read(future: asyncio.Future[Any]) -> None:
