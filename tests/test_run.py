@@ -45,7 +45,8 @@ from weft._machine import (
     Recorded,
     Started,
 )
-from weft._run import RunLoop, child_result, raise_for
+from weft._result import child_result, raise_for
+from weft._run import RunLoop
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
 from weft.events import RunFinished, RunStarted, TextDelta, ToolFinished, ToolStarted, event_adapter

@@ -3,7 +3,7 @@
 from weft._agent import Agent, RunStream
 from weft._machine import Limits
 from weft._ports import Clock, Ids
-from weft._run import Pending, Result
+from weft._result import Pending, Result
 from weft._tool import CallInfo, Context, Retry, Tool, ToolError, tool
 from weft.errors import (
     Busy,

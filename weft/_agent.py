@@ -12,10 +12,12 @@ from typing import Any, Generic, Self, TypeAlias, overload
 
 from typing_extensions import TypeVar, is_typeddict
 
+from weft._log import EventLog, EventStream
 from weft._machine import Begin, Limits, State
 from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
 from weft._repair import Transcript, repair
-from weft._run import BareRecorder, EventLog, EventStream, Result, RunLoop, Setup, Slot, raise_for
+from weft._result import Result, raise_for
+from weft._run import BareRecorder, RunLoop, Setup, Slot
 from weft._tool import Context, Tool, as_tool, toolset
 from weft.errors import InsideLoop, NotAllowed, TurnCancelled, WrongCall
 from weft.events import Event

@@ -7,13 +7,14 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain
+from weft._log import EventLog
 from weft._machine import (
     Asked,
     Begin,
@@ -46,125 +47,24 @@ from weft._machine import (
 )
 from weft._ports import Clock, Ids
 from weft._repair import History, Transcript
+from weft._reply import Reply
+from weft._result import Pending, Result, child_result, reason_of
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import call_user_code, digest_of, judge, run_body
-from weft.errors import LimitReached, RunFailed, TurnCancelled, WeftError
-from weft.errors import ModelFailed as ModelFailedError
-from weft.events import ArgumentsDelta, Event, ReasoningDelta, TextDelta
-from weft.messages import NO_USAGE, ErrorInfo, Message, Part, Reasoning, Text, ToolCall, ToolResult, Usage, clean_text
+from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import (
-    Finish,
     Model,
     ModelError,
-    ModelEvent,
     ModelRequest,
     Position,
-    ReasoningChunk,
     Settings,
-    TextChunk,
-    ToolCallChunk,
     ToolDefinition,
-    WholeCall,
 )
 
 Stop: TypeAlias = Literal["cancel", "revoke", "leave"]
 
 PARALLEL = 4
 """Bodies of one step that run at once. Delegating calls take no such place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A call of a bare run that would need an approval."""
-
-    call: str
-    tool: str
-    args: str
-    """The stored argument text."""
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a run, or a turn, came to."""
-
-    text: str
-    """The text of the last assistant message."""
-    usage: Usage
-    """Of this run, all its steps and sub-agents."""
-    stop: str
-    """`answered`, `parked`, `stopped`; on an error's `result`, `failed`."""
-    finish: str | None = None
-    """The last reply's finish reason: `stop`, `length`, `refusal`, `filter`, …"""
-    run: str
-    """The run's id."""
-    pending: tuple[Any, ...] = ()
-    """What waits for a decision: in a session, its requests."""
-    _history: Sequence[Message] = field(default=(), repr=False)
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The whole transcript, built when asked for."""
-        return tuple(self._history)
-
-    @property
-    def parked(self) -> bool:
-        """True while the run waits for a decision."""
-        return self.stop == "parked"
-
-
-class EventLog:
-    """A list of events that consumers follow by index. Whoever pushes never waits."""
-
-    __slots__ = ("_waiters", "closed", "events")
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.closed = False
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def push(self, event: Event) -> None:
-        """Add an event, and wake who waits."""
-        self.events.append(event)
-        if self._waiters:
-            self._wake()
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        self.closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def grown(self) -> None:
-        """Return at the next push or close."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-
-class EventStream:
-    """Iterates an `EventLog` from its start, live or late. Owns nothing."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._next = 0
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        log = self._log
-        while self._next >= len(log.events):
-            if log.closed:
-                raise StopAsyncIteration
-            await log.grown()
-        self._next += 1
-        return log.events[self._next - 1]
 
 
 class Slot:
@@ -587,7 +487,7 @@ class RunLoop:
             run_id=self.state.run,
             position=Position(thread=self._recorder.thread, index=self._replies),
         )
-        reply = _Reply(self.state.run, self._ids, self._events, info.provider, info.model)
+        reply = Reply(self.state.run, self._ids, self._events, info.provider, info.model)
         self._in_flight = True
         stream = setup.model.stream(request)
         try:
@@ -722,26 +622,6 @@ def refuse_delegation(delegate: Delegate, chain: tuple[object, ...], call: str) 
     return None
 
 
-def reason_of(error: Exception) -> str:
-    """What may be told of an exception: weft's own errors whole, of any other the type's name."""
-    return clean_text(str(error)) if isinstance(error, WeftError) else type(error).__name__
-
-
-def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolResult:
-    """A delegating call's result, from how its child ended."""
-    if ended is None:
-        return _texts.subagent_failed(call, "it was interrupted")
-    match ended.outcome:
-        case "answered" | "stopped":
-            return ToolResult(call=call, content=_texts.capped(text, cap))
-        case "parked":
-            return _texts.subagent_parked(call)
-        case "cancelled":
-            return _texts.subagent_failed(call, "it was cancelled")
-        case "failed":
-            return _texts.subagent_failed(call, "unknown" if ended.error is None else ended.error.message)
-
-
 def _lanes(
     local: list[tuple[Ready | Gated, int]], tools: Mapping[str, Tool[Any]]
 ) -> Iterable[list[tuple[Ready | Gated, int]]]:
@@ -775,118 +655,3 @@ def _describe(error: Exception) -> ErrorInfo:
 
 def _broken(what: str, error: Exception) -> ErrorInfo:
     return ErrorInfo(code=_texts.INTERNAL, message=f"the {what} failed ({type(error).__name__})")
-
-
-def raise_for(ended: Ended | None, result: Result, cause: BaseException | None = None) -> Result:
-    """The result of a run that gave one.
-
-    Raises:
-        LimitReached: A limit stopped it.
-        ModelFailedError: The model call failed.
-        RunFailed: It failed otherwise.
-        TurnCancelled: It was cancelled.
-    """
-    if ended is None or ended.outcome == "cancelled":
-        raise TurnCancelled("the run was cancelled")
-    if ended.outcome != "failed":
-        return result
-    error = ended.error or ErrorInfo(code="FAILED", message="the run failed")
-    match error.kind:
-        case "limit":
-            raise LimitReached(error.message, limit=error.details.get("limit", ""), result=result)
-        case "model":
-            raise ModelFailedError(error.message, code=error.code, result=result) from cause
-        case _:
-            raise RunFailed(error.message, code=error.code, result=result) from cause
-
-
-class _Reply:
-    """Assembles a reply from its events, and checks the seam's contract."""
-
-    __slots__ = ("_events", "_finish", "_ids", "_model", "_parts", "_provider", "_run", "_text", "_thought")
-
-    def __init__(self, run: str, ids: Ids, events: EventLog | None, provider: str, model: str) -> None:
-        self._run = run
-        self._ids = ids
-        self._events = events
-        self._provider = provider
-        self._model = model
-        self._parts: list[Part] = []
-        self._text: list[str] = []
-        self._thought: list[str] = []
-        self._finish: Finish | None = None
-
-    def take(self, event: ModelEvent) -> None:
-        """One event of the stream."""
-        if self._finish is not None:
-            raise ModelError("the model's stream went on after its finish", code="MODEL_CONTRACT")
-        match event:
-            case TextChunk():
-                self._take_text(event.text)
-            case ReasoningChunk():
-                self._take_reasoning(event)
-            case ToolCallChunk():
-                if self._events is not None:
-                    name = None if event.name is None else clean_text(event.name)
-                    text = clean_text(event.arguments)
-                    self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
-            case WholeCall():
-                self._take_call(event)
-            case Finish():
-                self._finish = event
-
-    def _take_text(self, text: str) -> None:
-        if not text:
-            return
-        if self._thought:
-            self._close_thought(None)
-        text = clean_text(text)
-        self._text.append(text)
-        if self._events is not None:
-            self._events.push(TextDelta(run=self._run, text=text))
-
-    def _take_reasoning(self, event: ReasoningChunk) -> None:
-        self._close_text()
-        if event.text:
-            text = clean_text(event.text)
-            self._thought.append(text)
-            if self._events is not None:
-                self._events.push(ReasoningDelta(run=self._run, text=text))
-        if event.block is not None:
-            self._close_thought(event.block)
-
-    def _take_call(self, event: WholeCall) -> None:
-        if not event.name:
-            raise ModelError("the model asked for a call without a name", code="MODEL_CONTRACT")
-        self._close_text()
-        self._close_thought(None)
-        call = ToolCall(
-            id=self._ids.new(),
-            name=clean_text(event.name),
-            arguments=clean_text(event.arguments),
-            provider_id=event.provider_id,
-        )
-        self._parts.append(call)
-
-    def _close_text(self) -> None:
-        if self._text:
-            self._parts.append(Text(text="".join(self._text)))
-            self._text = []
-
-    def _close_thought(self, block: str | None) -> None:
-        if self._thought or block is not None:
-            text = "".join(self._thought)
-            self._parts.append(Reasoning(text=text, block=block, provider=self._provider, model=self._model))
-            self._thought = []
-
-    def whole(self) -> tuple[Message, Finish]:
-        """The message and its finish.
-
-        Raises:
-            ModelError: The stream ended without a finish.
-        """
-        if self._finish is None:
-            raise ModelError("the model's stream was cut before its end", code="MODEL_CUT")
-        self._close_text()
-        self._close_thought(None)
-        return Message(role="assistant", parts=tuple(self._parts)), self._finish

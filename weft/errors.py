@@ -39,7 +39,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft._run import Result
+    from weft._result import Result
     from weft.thread.store import Head
 
 __all__ = [

@@ -13,7 +13,8 @@ from weft._contain import Contained, contain
 from weft._machine import Begin, Limits, Ready, Refused, State
 from weft._machine import Plan as CallPlan
 from weft._ports import Clock, Ids
-from weft._run import RunLoop, Slot, reason_of
+from weft._result import reason_of
+from weft._run import RunLoop, Slot
 from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge

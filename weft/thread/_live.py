@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from weft._contain import Contained, contain_call
+from weft._log import EventLog
 from weft._ports import Clock, Ids
-from weft._run import EventLog
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
 from weft.thread._turns import LeaseKind, Plan

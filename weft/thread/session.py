@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from weft._agent import Agent, Prompt
-from weft._run import Result
+from weft._result import Result
 from weft.errors import WrongCall
 from weft.messages import Message, Usage, as_message, clean_text
 from weft.thread import _approvals, _receipts, _turns, entries

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterable, AsyncIterator
 from functools import partial
 from typing import TypeAlias
 
+from weft._log import EventStream
 from weft._machine import Ended, Outcome
 from weft._repair import History
-from weft._run import EventStream, Result, raise_for
+from weft._result import Result, raise_for
 from weft.errors import Dropped, NoNext
 from weft.events import (
     Event,

@@ -1,0 +1,101 @@
+"""From a model's stream to a whole message: assembles, tells observers, checks the seam's contract."""
+
+from __future__ import annotations
+
+from weft._log import EventLog
+from weft._ports import Ids
+from weft.events import ArgumentsDelta, ReasoningDelta, TextDelta
+from weft.messages import Message, Part, Reasoning, Text, ToolCall, clean_text
+from weft.model import Finish, ModelError, ModelEvent, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
+
+
+class Reply:
+    """Assembles a reply from its events, and checks the seam's contract."""
+
+    __slots__ = ("_events", "_finish", "_ids", "_model", "_parts", "_provider", "_run", "_text", "_thought")
+
+    def __init__(self, run: str, ids: Ids, events: EventLog | None, provider: str, model: str) -> None:
+        self._run = run
+        self._ids = ids
+        self._events = events
+        self._provider = provider
+        self._model = model
+        self._parts: list[Part] = []
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._finish: Finish | None = None
+
+    def take(self, event: ModelEvent) -> None:
+        """One event of the stream."""
+        if self._finish is not None:
+            raise ModelError("the model's stream went on after its finish", code="MODEL_CONTRACT")
+        match event:
+            case TextChunk():
+                self._take_text(event.text)
+            case ReasoningChunk():
+                self._take_reasoning(event)
+            case ToolCallChunk():
+                if self._events is not None:
+                    name = None if event.name is None else clean_text(event.name)
+                    text = clean_text(event.arguments)
+                    self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
+            case WholeCall():
+                self._take_call(event)
+            case Finish():
+                self._finish = event
+
+    def _take_text(self, text: str) -> None:
+        if not text:
+            return
+        if self._thought:
+            self._close_thought(None)
+        text = clean_text(text)
+        self._text.append(text)
+        if self._events is not None:
+            self._events.push(TextDelta(run=self._run, text=text))
+
+    def _take_reasoning(self, event: ReasoningChunk) -> None:
+        self._close_text()
+        if event.text:
+            text = clean_text(event.text)
+            self._thought.append(text)
+            if self._events is not None:
+                self._events.push(ReasoningDelta(run=self._run, text=text))
+        if event.block is not None:
+            self._close_thought(event.block)
+
+    def _take_call(self, event: WholeCall) -> None:
+        if not event.name:
+            raise ModelError("the model asked for a call without a name", code="MODEL_CONTRACT")
+        self._close_text()
+        self._close_thought(None)
+        call = ToolCall(
+            id=self._ids.new(),
+            name=clean_text(event.name),
+            arguments=clean_text(event.arguments),
+            provider_id=event.provider_id,
+        )
+        self._parts.append(call)
+
+    def _close_text(self) -> None:
+        if self._text:
+            self._parts.append(Text(text="".join(self._text)))
+            self._text = []
+
+    def _close_thought(self, block: str | None) -> None:
+        if self._thought or block is not None:
+            text = "".join(self._thought)
+            self._parts.append(Reasoning(text=text, block=block, provider=self._provider, model=self._model))
+            self._thought = []
+
+    def whole(self) -> tuple[Message, Finish]:
+        """The message and its finish.
+
+        Raises:
+            ModelError: The stream ended without a finish.
+        """
+        if self._finish is None:
+            raise ModelError("the model's stream was cut before its end", code="MODEL_CUT")
+        self._close_text()
+        self._close_thought(None)
+        return Message(role="assistant", parts=tuple(self._parts)), self._finish

@@ -1,0 +1,96 @@
+"""What a run came to: its result, or the error that it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft import _texts
+from weft._machine import Ended
+from weft.errors import LimitReached, RunFailed, TurnCancelled, WeftError
+from weft.errors import ModelFailed as ModelFailedError
+from weft.messages import ErrorInfo, Message, ToolResult, Usage, clean_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A call of a bare run that would need an approval."""
+
+    call: str
+    tool: str
+    args: str
+    """The stored argument text."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run, or a turn, came to."""
+
+    text: str
+    """The text of the last assistant message."""
+    usage: Usage
+    """Of this run, all its steps and sub-agents."""
+    stop: str
+    """`answered`, `parked`, `stopped`; on an error's `result`, `failed`."""
+    finish: str | None = None
+    """The last reply's finish reason: `stop`, `length`, `refusal`, `filter`, …"""
+    run: str
+    """The run's id."""
+    pending: tuple[Any, ...] = ()
+    """What waits for a decision: in a session, its requests."""
+    _history: Sequence[Message] = field(default=(), repr=False)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The whole transcript, built when asked for."""
+        return tuple(self._history)
+
+    @property
+    def parked(self) -> bool:
+        """True while the run waits for a decision."""
+        return self.stop == "parked"
+
+
+def raise_for(ended: Ended | None, result: Result, cause: BaseException | None = None) -> Result:
+    """The result of a run that gave one.
+
+    Raises:
+        LimitReached: A limit stopped it.
+        ModelFailedError: The model call failed.
+        RunFailed: It failed otherwise.
+        TurnCancelled: It was cancelled.
+    """
+    if ended is None or ended.outcome == "cancelled":
+        raise TurnCancelled("the run was cancelled")
+    if ended.outcome != "failed":
+        return result
+    error = ended.error or ErrorInfo(code="FAILED", message="the run failed")
+    match error.kind:
+        case "limit":
+            raise LimitReached(error.message, limit=error.details.get("limit", ""), result=result)
+        case "model":
+            raise ModelFailedError(error.message, code=error.code, result=result) from cause
+        case _:
+            raise RunFailed(error.message, code=error.code, result=result) from cause
+
+
+def reason_of(error: Exception) -> str:
+    """What may be told of an exception: weft's own errors whole, of any other the type's name."""
+    return clean_text(str(error)) if isinstance(error, WeftError) else type(error).__name__
+
+
+def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolResult:
+    """A delegating call's result, from how its child ended."""
+    if ended is None:
+        return _texts.subagent_failed(call, "it was interrupted")
+    match ended.outcome:
+        case "answered" | "stopped":
+            return ToolResult(call=call, content=_texts.capped(text, cap))
+        case "parked":
+            return _texts.subagent_parked(call)
+        case "cancelled":
+            return _texts.subagent_failed(call, "it was cancelled")
+        case "failed":
+            return _texts.subagent_failed(call, "unknown" if ended.error is None else ended.error.message)
