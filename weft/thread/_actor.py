@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Context, copy_context
 from typing import Any, Protocol
@@ -59,6 +59,10 @@ class Place(Protocol):
         """A turn runs here, until it is done."""
         ...
 
+    def rests(self, runner: TurnRunner) -> None:
+        """A turn that ran here is over."""
+        ...
+
     def report(self, thread: str, error: Exception) -> None:
         """Something could not be gone on with, and was left."""
         ...
@@ -83,8 +87,8 @@ class Actor:
         self.deps = deps
         self.parent = parent
         self._delegate = delegate
-        self._children: dict[str, Actor] = {}
-        self._driven: set[str] = set()
+        self._driven: dict[str, Actor | None] = {}
+        """The receipts whose children are being driven here; None where the child is not yet known."""
         self._going = asyncio.Lock()
 
     @property
@@ -147,10 +151,10 @@ class Actor:
         if self.parent is None and self.live.view.queue and not self.place.leaving:
             await self._go_on_quietly()
 
-    async def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> None:
+    def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Awaitable[None]:
         """Run the turn that was just claimed, in the present task."""
         runner, loop, begin, started = self._prepare(plan, plans, slot)
-        await runner.run(loop, begin, started)
+        return runner.run(loop, begin, started)
 
     def _prepare(
         self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot
@@ -164,9 +168,8 @@ class Actor:
         allowed = view.header.allow
         allow = None if allowed is None else frozenset(allowed)
         setup = agent._setup(deps=self.deps, chain=self.chain, allow=allow)
-        log = TurnLog()
-        live.logs[run.turn] = log
-        runner = TurnRunner(live, self, run.turn, log, setup.tools)
+        log = live.log = TurnLog(run.turn)
+        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests)
         settled, tail = view.transcript.fork()
         limits = _stricter(Limits(steps=run.steps_allowed, tokens=run.tokens_allowed), agent.limits)
         loop = RunLoop(
@@ -287,7 +290,7 @@ class Actor:
     def start_child(self, receipt: str, *, fresh: bool = False) -> None:
         """Go on with the child of a receipt; `fresh` where it was accepted just now, so no child can be there."""
         if receipt not in self._driven:
-            self._driven.add(receipt)
+            self._driven[receipt] = None
             self.place.spawn(
                 self._drive(receipt, fresh=fresh), name=f"weft child {receipt}", context=self._own_context()
             )
@@ -295,8 +298,8 @@ class Actor:
     async def pump(self) -> None:
         """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
         for receipt in tuple(self.live.view.unsettled):
-            child = self._children.get(receipt)
-            if receipt in self._driven and child is not None and child.live.loaded:
+            child = self._driven.get(receipt)
+            if child is not None and child.live.loaded:
                 await self._pass_down(child)
                 await child.pump()
             else:
@@ -306,8 +309,7 @@ class Actor:
         try:
             outcome = await contain("child", self._drive_child(receipt, fresh=fresh))
         finally:
-            self._driven.discard(receipt)
-            self._children.pop(receipt, None)
+            self._driven.pop(receipt, None)
         if isinstance(outcome, Contained):
             await self._child_stuck(receipt, outcome.cause)
 
@@ -327,7 +329,7 @@ class Actor:
         """Bring one child to its end, or to where it waits for a person; then say so here."""
         receipt = self.live.view.receipts[name]
         child = await self._child(receipt)
-        self._children[name] = child
+        self._driven[name] = child
         new = fresh or await child._is_new()
         slot = Slot(child._delegate, used=not new and bool(child.live.view.started_at))
         try:
@@ -392,7 +394,11 @@ class Actor:
         )
         self.live.context = copy_context()
         line, created = self.live.found(header)
-        plan = await self._first_prompt(receipt)
+        try:
+            plan = await self._first_prompt(receipt)
+        except BaseException:
+            created.add_done_callback(_read)  # it failed the same way
+            raise
         if await created != line:
             self.live.forget()
             await self.live.open()
@@ -417,7 +423,7 @@ class Actor:
         view = self.live.view
         running = self.live.runner
         if isinstance(running, TurnRunner):
-            await asyncio.wait([running.done])
+            await running.finished()
             return True
         if view.run is None:
             await slot.take()
@@ -484,7 +490,7 @@ class Actor:
             if isinstance(runner, TurnRunner):
                 if call is not None and runner.settle(call, body):
                     return
-                await asyncio.wait([runner.done])
+                await runner.finished()
                 continue
             if await self._settle_at_rest(body):
                 return
@@ -508,6 +514,11 @@ class Actor:
         if plan is not None and plan.lease == "claim":
             self._start(plan, plans)
         return True
+
+
+def _read(future: asyncio.Future[bytes]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def known_turn(live: Live, key: str | None) -> Turn:

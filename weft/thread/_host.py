@@ -21,7 +21,7 @@ class Host:
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[Contained | None], Coroutine[Any, Any, None]] = {}
 
     async def start(self) -> None:
         """Start the host task, and wait until it is ready."""
@@ -49,13 +49,15 @@ class Host:
         if self._group is None:
             work.close()
             raise Closed()
-        task = self._group.create_task(self._contained(work), name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before its first step
+        task = self._group.create_task(contain("turn", work), name=name, context=context)
+        self._tasks[task] = work
+        task.add_done_callback(self._ended)
 
-    async def _contained(self, work: Coroutine[Any, Any, None]) -> None:
-        outcome = await contain("turn", work)
+    def _ended(self, task: asyncio.Task[Contained | None]) -> None:
+        self._tasks.pop(task).close()  # it may have been cancelled before its first step
+        if task.cancelled() or task.exception() is not None:
+            return
+        outcome = task.result()
         if isinstance(outcome, Contained):
             self.failures.append(outcome.cause)
 

@@ -13,7 +13,6 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
 
 from weft._contain import Contained, contain_call
 from weft._log import EventLog
@@ -53,9 +52,10 @@ Failure: TypeAlias = BaseException
 class TurnLog:
     """What this process saw of a turn: its events, and the exception behind its end."""
 
-    __slots__ = ("__weakref__", "cause", "events", "lost")
+    __slots__ = ("cause", "events", "lost", "turn")
 
-    def __init__(self) -> None:
+    def __init__(self, turn: str) -> None:
+        self.turn = turn
         self.events = EventLog()
         self.cause: BaseException | None = None
         self.lost: BaseException | None = None
@@ -101,7 +101,7 @@ class _Append:
     entries: list[Entry]
     texts: list[bytes]
     lease: LeaseKind
-    done: Callable[[], object] | None = None
+    done: tuple[Callable[[], object], ...] = ()
     command: _Command | None = None
     after: Head = EMPTY
     sent: float = 0.0
@@ -146,9 +146,10 @@ class Live:
         # Lists, not deques: they are short, and an empty deque takes 760 bytes, which counts with many children.
         self._records: list[_Append] = []
         self._inflight: list[_Append] = []
-        self._refused: list[_Append] = []
         self._commands: list[_Command] = []
         self._catching = False
+        self._refusing = False
+        """Some of what is in flight was refused; the rest will be."""
         self._failures = 0
         self._opening: asyncio.Future[None] | None = None
         self.version = 0
@@ -156,8 +157,8 @@ class Live:
         self._waiters: list[asyncio.Future[None]] = []
         self._following = False
         self._closed: Failure | None = None
-        self.logs: WeakValueDictionary[str, TurnLog] = WeakValueDictionary()
-        """By turn: what this process saw of it, for as long as anybody looks."""
+        self.log: TurnLog | None = None
+        """Of the latest turn that ran here; handles keep those of their own."""
 
     @property
     def view(self) -> View:
@@ -240,9 +241,14 @@ class Live:
         self._view = View(header)
         self.head = Head(1, digest_line(line))
         self._reset_next()
-        created = self._world.store.create(self.id, line, first_index(header))
-        created.add_done_callback(_read)
-        return line, created
+        return line, self._world.store.create(self.id, line, first_index(header))
+
+    def log_of(self, turn: str, kept: TurnLog | None = None) -> TurnLog | None:
+        """What this process saw of a turn, by the latest log or by the one that a handle has kept."""
+        for log in (kept, self.log):
+            if log is not None and log.turn == turn:
+                return log
+        return None
 
     async def lines(self, after: int) -> list[bytes]:
         """The stored lines from a position on.
@@ -254,11 +260,16 @@ class Live:
 
     # -- writing
 
-    def record(self, bodies: Sequence[Body], lease: LeaseKind, done: Callable[[], object] | None = None) -> None:
-        """A turn's own entries: enqueued at once, in order; `done` is called when they are durable and folded."""
-        if self._closed is None:
-            self._records.append(self._make(bodies, lease, done=done))
-            self._pump()
+    def record(self, bodies: Sequence[Body], lease: LeaseKind, done: Callable[[], object]) -> None:
+        """A turn's own entries, in order; `done` is called when they are durable and folded.
+
+        What is recorded in one turn of the loop, as when many children settle at once, shares an append.
+        """
+        if self._closed is not None:
+            return
+        if not self._records:
+            asyncio.get_running_loop().call_soon(self._pump)
+        self._records.append(self._make(bodies, lease, done=(done,)))
 
     async def command(self, decide: Callable[[View], Plan | None]) -> Plan | None:
         """Decide on the view, with nothing in flight, and append what comes of it; again on each new head.
@@ -295,7 +306,7 @@ class Live:
         bodies: Sequence[Body],
         lease: LeaseKind,
         *,
-        done: Callable[[], object] | None = None,
+        done: tuple[Callable[[], object], ...] = (),
         command: _Command | None = None,
     ) -> _Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
@@ -312,7 +323,7 @@ class Live:
 
     def _pump(self) -> None:
         """Send what may be sent. Commands go before records, and alone."""
-        while not self._catching and self._closed is None and not self._refused:
+        while not self._catching and self._closed is None and not self._refusing:
             if self._inflight and self._inflight[0].command is not None:
                 return
             if self._commands:
@@ -320,7 +331,8 @@ class Live:
                     return
                 self._decide(self._commands.pop(0))
             elif self._records:
-                self._send(self._records.pop(0))
+                waiting, self._records = self._records, []
+                self._send(_together(waiting))
             else:
                 return
 
@@ -351,8 +363,10 @@ class Live:
                 append.command.waiter.set_exception(Locked(self.id, self.lease.owner))
             return
         count = self._next.count
-        if append.entries and append.entries[0].position != count:
-            append.entries = [replace(entry, position=count + place) for place, entry in enumerate(append.entries)]
+        append.entries = [
+            entry if entry.position == place else replace(entry, position=place)
+            for place, entry in enumerate(append.entries, count)
+        ]
         lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
         append.sent = self._world.clock.monotonic()
@@ -388,9 +402,8 @@ class Live:
         failure: Failure | None = Closed() if future.cancelled() else future.exception()
         if failure is not None:
             append.refused = failure
-            self._refused.append(append)
-            self._inflight.remove(append)
-            if not self._inflight:
+            self._refusing = True
+            if all(item.refused is not None for item in self._inflight):
                 self._after_refusal()
             return
         self._inflight.pop(0)
@@ -416,8 +429,8 @@ class Live:
             if not append.command.waiter.done():
                 append.command.waiter.set_result(_accepted(append))
             self._foreign(append.entries)
-        if append.done is not None:
-            append.done()
+        for done in append.done:
+            done()
         self._notify()
 
     def _foreign(self, entries: Sequence[Entry]) -> None:
@@ -430,7 +443,7 @@ class Live:
 
     def _after_refusal(self) -> None:
         """Everything in flight has been answered, and some of it was refused."""
-        refused, self._refused = self._refused, []
+        refused, self._inflight, self._refusing = self._inflight, [], False
         failures = [append.refused for append in refused]
         self._reset_next()
         hard = next((f for f in failures if not isinstance(f, Stale | StoreFailed | Locked)), None)
@@ -496,7 +509,7 @@ class Live:
     @property
     def quiet(self) -> bool:
         """Whether a record that is enqueued now will be sent without anything having to be read first."""
-        return not self._catching and not self._refused
+        return not self._catching and not self._refusing
 
     def now(self) -> float:
         """The writer's clock, seconds since the epoch."""
@@ -639,17 +652,23 @@ class Live:
                 waiter.set_exception(cause)
 
 
+def _together(records: list[_Append]) -> _Append:
+    """Records of one turn as one append; the last one says what becomes of the lease."""
+    if len(records) == 1:
+        return records[0]
+    return _Append(
+        entries=[entry for record in records for entry in record.entries],
+        texts=[text for record in records for text in record.texts],
+        lease=records[-1].lease,
+        done=tuple(done for record in records for done in record.done),
+    )
+
+
 def _follows(head: Head, loaded: Loaded) -> bool:
     """Whether the lines go on from this head; not those of another thread that has taken the id."""
     if not loaded.lines:
         return loaded.head == head
     return loaded.lines[0].startswith(b'{"prev":"%s",' % head.digest.encode("ascii"))
-
-
-def _read(future: asyncio.Future[bytes]) -> None:
-    """Whoever waits for it sees the failure as well; nobody has to wait."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _accepted(append: _Append) -> Plan | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,17 +58,27 @@ class TurnRunner:
 
     durable = True
 
-    def __init__(self, live: Live, children: Children, turn: str, log: TurnLog, tools: Mapping[str, Tool[Any]]) -> None:
+    def __init__(
+        self,
+        live: Live,
+        children: Children,
+        turn: str,
+        log: TurnLog,
+        tools: Mapping[str, Tool[Any]],
+        rests: Callable[[TurnRunner], None],
+    ) -> None:
         self.live = live
         self.thread: str | None = live.id
         self.turn = turn
         self.log = log
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rests = rests
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
         self.loop: RunLoop | None = None
         self._children = children
         self._tools = tools
         self._settlements: dict[str, Receipt] = {}
-        self._accepted: set[str] = set()
+        self._accepted: set[str] | None = None
         """The delegating calls whose receipts are of this turn."""
         self._revoked = False
 
@@ -120,6 +130,7 @@ class TurnRunner:
         tool = self._tools[asked.name]
         delegate = tool._delegate
         assert delegate is not None
+        self._accepted = self._accepted or set()
         self._accepted.add(call)
         return Receipt(
             state="accepted",
@@ -159,7 +170,7 @@ class TurnRunner:
         """Start the call's child, or go on with it."""
         receipt = self._receipt_of(plan.call.id)
         if receipt is not None:
-            self._children.start_child(receipt, fresh=plan.call.id in self._accepted)
+            self._children.start_child(receipt, fresh=plan.call.id in (self._accepted or ()))
 
     def _receipt_of(self, call: str) -> str | None:
         run = self.live.view.run
@@ -277,8 +288,19 @@ class TurnRunner:
                 self.live.runner = None
             self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
             self.log.events.close()
-            self.done.set_result(None)
+            self._over = True
+            self._rests(self)
+            if self._waiter is not None:
+                self._waiter.set_result(None)
             self.live.wake()
+
+    async def finished(self) -> None:
+        """Return when the turn runs here no longer."""
+        if self._over:
+            return
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._waiter])
 
     def outcome(self) -> str:
         """How the turn ended, as its journal says; `lost` where it has no end."""

@@ -180,9 +180,9 @@ class OpenStore:
     def running(self, runner: TurnRunner) -> None:
         """A turn runs here, until it is done."""
         self._runners.add(runner)
-        runner.done.add_done_callback(lambda _: self._rests(runner))
 
-    def _rests(self, runner: TurnRunner) -> None:
+    def rests(self, runner: TurnRunner) -> None:
+        """A turn that ran here is over."""
         self._runners.discard(runner)
         self._look_idle()
 

@@ -46,7 +46,8 @@ __all__ = ["SQLiteStore"]
 
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 Outcome: TypeAlias = object
-_BATCH = 1024
+_BATCH = 256
+"""Jobs of one transaction: enough to share its cost, few enough that the loop goes on with those before meanwhile."""
 _FORKED = "the store was opened before a fork; open it in this process"
 _READ_TIMEOUT = 5.0
 """Seconds that a reader waits, where the file is being recovered."""
@@ -85,7 +86,8 @@ class SQLiteStore:
         self._clock = clock
         self._synchronous = synchronous
         self._alive = ProofOfLife(path, owner)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
+        self._gathered: list[_Job] = []
         self._reader: aiosqlite.Connection | None = None
         self._writer: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,6 +161,7 @@ class SQLiteStore:
             freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
             freed.add_done_callback(_read)
             self._writer = None
+            self._hand_over()
             self._jobs.put(None)
         await asyncio.wait([self._ended])
         reader, self._reader = self._reader, None
@@ -381,7 +384,17 @@ class SQLiteStore:
         elif os.getpid() != self._process:
             future.set_exception(Closed(_FORKED))
         else:
-            self._jobs.put(_Job(future, work, written))
+            if not self._gathered:
+                asyncio.get_running_loop().call_soon(self._hand_over)
+            self._gathered.append(_Job(future, work, written))
+            if len(self._gathered) >= _BATCH:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Wake the writer once for all that was enqueued in one turn of the loop."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._jobs.put(gathered)
 
     # -- the writer thread
 
@@ -403,16 +416,16 @@ class SQLiteStore:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _drain(self, first: _Job) -> tuple[list[_Job], bool]:
-        batch = [first]
+    def _drain(self, first: list[_Job]) -> tuple[list[_Job], bool]:
+        batch = list(first)
         while len(batch) < _BATCH:
             try:
-                job = self._jobs.get_nowait()
+                more = self._jobs.get_nowait()
             except queue.Empty:
                 return batch, False
-            if job is None:
+            if more is None:
                 return batch, True
-            batch.append(job)
+            batch += more
         return batch, False
 
     def _commit(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:

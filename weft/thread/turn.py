@@ -51,7 +51,7 @@ class Turn:
         self._turn = turn
         self._item = item
         self._after = after
-        self._log = log if log is not None or turn is None else live.logs.get(turn)
+        self._log = log if log is not None or turn is None else live.log_of(turn)
 
     def __repr__(self) -> str:
         return f"Turn({self.id!r})"
@@ -90,7 +90,7 @@ class Turn:
         """
         turn, end = await self._end(await self._begun())
         view = self._live.view
-        log = self._live.logs.get(turn) or self._log
+        log = self._live.log_of(turn, self._log)
         result = Result(
             text=end.text,
             usage=end.usage,
@@ -140,7 +140,7 @@ class Turn:
         end = view.ended.get(turn)
         if end is not None:
             return end
-        log = self._live.logs.get(turn)
+        log = self._live.log_of(turn, self._log)
         if log is not None and log.lost is not None and turn not in view.continued:
             raise log.lost
         return view.continued.get(turn)
@@ -178,7 +178,7 @@ class _EventIterator:
         if self._source is None:
             name = await self._turn._begun()
             live = self._turn._live
-            log = live.logs.get(name) or self._turn._log
+            log = live.log_of(name, self._turn._log)
             self._source = _Durable(live, name) if log is None else EventStream(log.events)
         return await self._source.__anext__()
 
