@@ -98,6 +98,7 @@ def test_each_group_says_what_to_do(kind: type[WeftError]) -> None:
         (errors.DecideAtRoot("q", "top"), {"request": "q", "root": "top"}, "open session 'top'"),
         (errors.MissingExtra("openai"), {"extra": "openai"}, "pip install 'weft-agents[openai]'"),
         (errors.Locked("t", "node"), {"thread": "t", "holder": "node"}, "held by 'node'"),
+        (errors.Closed(), {}, "open it again"),
         (errors.Stale("t", 7), {"thread": "t", "head": 7}, "load what is new"),
         (errors.RunFailed("no"), {"code": "FAILED", "result": None}, "no"),
         (errors.LimitReached("no", limit="steps"), {"code": "LIMIT", "limit": "steps", "result": None}, "no"),

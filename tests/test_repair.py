@@ -190,6 +190,11 @@ def test_repeated_and_empty_ids_are_made_valid_as_well(messages: list[Message]) 
             id="in two steps",
         ),
         pytest.param(
+            [asks("a"), USER, asks("a"), tool(result("a", "second"))],
+            [lost("a").content, "second"],
+            id="in two steps, the first without a result",
+        ),
+        pytest.param(
             [asks("a", "a", "a~2"), tool(result("a~2", "third"), result("a", "first"), result("a", "second"))],
             ["first", "second", "third"],
             id="next to an id that looks like a new one",

@@ -215,6 +215,16 @@ def test_a_parameter_with_a_default_may_be_left_out(hint: object, default: objec
     assert parse(made, "{}") == {"x": default}
 
 
+def test_a_default_that_a_body_changes_does_not_reach_the_next_call() -> None:
+    made = takes(list[int], [1])
+    parse(made, "{}")["x"].append(2)
+    assert parse(made, "{}") == {"x": [1]}
+
+
+def test_the_model_is_told_of_a_default() -> None:
+    assert takes(int, 3).definition.schema["properties"]["x"]["default"] == 3
+
+
 def test_a_parameter_without_a_default_may_follow_one_with_a_default() -> None:
     @tool
     def search(*, limit: int = 10, text: str, deep: bool = False) -> None: ...

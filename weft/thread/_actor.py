@@ -18,7 +18,7 @@ from weft._run import RunLoop, Slot
 from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
-from weft.errors import Changed, Closed, Locked, NotFound, WeftError, WrongCall
+from weft.errors import Changed, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
 from weft.events import TurnStarted
 from weft.messages import Message
 from weft.thread import _approvals, _receipts, _turns, entries
@@ -29,6 +29,10 @@ from weft.thread._view import CallView, ReceiptView, View
 from weft.thread.entries import Header
 from weft.thread.store import Store
 from weft.thread.turn import Turn
+
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 5.0
+"""Seconds until a child that a full disk or another owner stands in the way of is tried again."""
 
 
 class Place(Protocol):
@@ -306,8 +310,13 @@ class Actor:
                 self.start_child(receipt)
 
     async def _drive(self, receipt: str, *, fresh: bool) -> None:
+        pause = FIRST_PAUSE
         try:
             outcome = await contain("child", self._drive_child(receipt, fresh=fresh))
+            while isinstance(outcome, Contained) and isinstance(outcome.cause, TryAgain):
+                await self.place.clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                outcome = await contain("child", self._drive_child(receipt, fresh=False))
         finally:
             self._driven.pop(receipt, None)
         if isinstance(outcome, Contained):
@@ -395,15 +404,20 @@ class Actor:
         self.live.context = copy_context()
         line, created = self.live.found(header)
         try:
-            plan = await self._first_prompt(receipt)
+            plan = await contain("child", self._first_prompt(receipt))
         except BaseException:
-            created.add_done_callback(_read)  # it failed the same way
+            created.add_done_callback(_read)  # it fails the same way
             raise
-        if await created != line:
+        kept = await contain("child", created)
+        for failed in (kept, plan):  # the first is why the second failed
+            if isinstance(failed, Contained):
+                self.live.forget()
+                raise failed.cause
+        if kept != line:
             self.live.forget()
             await self.live.open()
             slot.hand_back()
-        elif plan is not None:
+        elif isinstance(plan, Plan):
             await self._run_here(plan, {}, slot)
 
     async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:

@@ -227,6 +227,7 @@ class Live:
     def forget(self) -> None:
         """Load again at the next `open`: what is here is not what the store has."""
         self._view = None
+        self._closed = None
         self.head = self._next = EMPTY
 
     def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:

@@ -219,8 +219,15 @@ class Session:
 
         Raises:
             Closed: The store was left before.
+            StoreFailed: A turn here was given up, since nothing could be written; `resume` goes on with it.
         """
-        await self._live.until(lambda view: view.at_rest() or None)
+        await self._live.until(self._at_rest)
+
+    def _at_rest(self, view: View) -> bool | None:
+        log = self._live.log
+        if log is not None and log.lost is not None and view.run is not None and view.run.turn == log.turn:
+            raise log.lost
+        return view.at_rest() or None
 
     async def refresh(self) -> None:
         """Fold what others wrote."""

@@ -12,8 +12,8 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -192,18 +192,25 @@ class SQLiteStore:
 
     async def _migrate(self) -> None:
         reader = self._require_reader()
-        version = await self._version()
+        async with self._transaction("BEGIN"):
+            version = await self._version()
         await reader.execute("PRAGMA journal_mode = WAL")
         if version == sql.SCHEMA:
             return
-        await reader.execute("BEGIN IMMEDIATE")
-        try:
+        async with self._transaction("BEGIN IMMEDIATE"):
             version = await self._version()
             for step in sql.MIGRATIONS[version:]:
                 for statement in step:
                     await reader.execute(statement)
             await reader.execute(f"PRAGMA user_version = {sql.SCHEMA}")
             await reader.execute(f"PRAGMA application_id = {sql.APPLICATION_ID}")
+
+    @asynccontextmanager
+    async def _transaction(self, begin: str) -> AsyncIterator[None]:
+        reader = self._require_reader()
+        await reader.execute(begin)
+        try:
+            yield
             await reader.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -211,10 +218,11 @@ class SQLiteStore:
             raise
 
     async def _version(self) -> int:
+        """The schema's version; asked inside a transaction, since another process may be making the schema."""
         reader = self._require_reader()
+        ((tables,),) = await reader.execute_fetchall("SELECT count(*) FROM sqlite_master")
         ((version,),) = await reader.execute_fetchall("PRAGMA user_version")
         ((application,),) = await reader.execute_fetchall("PRAGMA application_id")
-        ((tables,),) = await reader.execute_fetchall("SELECT count(*) FROM sqlite_master")
         if application != sql.APPLICATION_ID and (application or tables):
             raise WrongCall(f"{self._path.name!r} is another program's database; give weft a file of its own")
         if version > sql.SCHEMA:

@@ -1,0 +1,109 @@
+"""A turn's lease: renewed while the turn runs, and not given back to who has lost it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from weft import Agent, tool
+from weft.errors import StoreFailed
+from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.thread import Memory, open_store
+from weft.thread.memory import MemoryStore
+from weft.thread.openstore import OpenStore
+
+
+class Held:
+    """A tool whose body waits."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.release = asyncio.Event()
+        self.runs = 0
+
+        @tool(effect="none")
+        async def work() -> str:
+            """Work."""
+            self.runs += 1
+            self.started.set()
+            await self.release.wait()
+            return "worked"
+
+        self.tool = work
+
+    def agent(self) -> Agent:
+        return Agent(Script(call("work"), say("done")), tools=[self.tool])
+
+
+class Deaf(MemoryStore):
+    """A store whose renewals never arrive."""
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+        raise StoreFailed("no answer")
+
+
+async def test_a_long_turn_keeps_its_lease() -> None:
+    data, clock, held = Memory(), ManualClock(), Held()
+    async with open_store(data, clock=clock) as one, open_store(data, clock=clock) as two:
+        session = await one.create(held.agent())
+        turn = await session.send("go")
+        await held.started.wait()
+        await clock.advance(300.0)
+        other = await two.open(session.id, Held().agent())
+        assert await other.resume() is None
+        held.release.set()
+        assert (await turn.wait()).text == "done"
+    assert held.runs == 1
+
+
+async def test_who_lost_its_lease_writes_nothing_more_and_its_handles_follow_the_taker() -> None:
+    data, clock, stalled, taker = Memory(), ManualClock(), Held(), Held()
+    deaf = Deaf(data, owner="deaf", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(deaf, clock=clock, ids=CountingIds("a")) as one, open_store(data, clock=clock) as two:
+        session = await one.create(stalled.agent())
+        turn = await session.send("go")
+        await stalled.started.wait()
+        await clock.advance(31.0)
+        other = await two.open(session.id, taker.agent())
+        taken = await other.resume()
+        assert taken is not None
+        await taker.started.wait()
+        stalled.release.set()
+        await clock.advance(1.0)
+        taker.release.set()
+        assert (await taken.wait()).text == "done"
+        waited = asyncio.ensure_future(turn.wait())
+        await clock.advance(0.0)  # it begins to wait, and so to look
+        await clock.advance(1.0)
+        assert (await waited).text == "done"
+        await other.refresh()
+        owners = [
+            entry.body.owner async for entry in two.watch(session.id, until=other.head) if entry.kind == "turn_started"
+        ]
+        results = [entry async for entry in two.watch(session.id, until=other.head) if entry.kind == "tool_result"]
+    assert owners[0] == "deaf"
+    assert len(owners) == 2
+    assert len(results) == 1
+
+
+async def test_no_body_starts_once_the_lease_may_be_over() -> None:
+    data, clock, first = Memory(), ManualClock(), Held()
+    deaf = Deaf(data, owner="deaf", ttl=30.0, clock=clock, survives=True)
+    script = Script(call("work"), call("late"), say("never"))
+    late = 0
+
+    @tool(name="late")
+    async def too_late() -> str:
+        """Come late."""
+        nonlocal late
+        late += 1
+        return "late"
+
+    async with OpenStore(deaf, clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(script, tools=[first.tool, too_late]))
+        await session.send("go")
+        await first.started.wait()
+        await clock.advance(25.0)  # four fifths of the lease are over, the lease itself is not
+        first.release.set()
+        await clock.advance(1.0)
+    assert late == 0
