@@ -1,0 +1,49 @@
+"""Every text that weft writes for a model, as it was agreed on: a change of one is seen here."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from weft import _texts
+from weft.messages import ToolCall, ToolResult
+
+GOLDEN = Path(__file__).parent / "golden" / "texts.txt"
+CALL = ToolCall(id="c", name="look", arguments="{}")
+TEXTS: dict[str, ToolResult] = {
+    "interrupted": _texts.interrupted("c"),
+    "cancelled, started": _texts.cancelled("c", started=True),
+    "cancelled, not started": _texts.cancelled("c", started=False),
+    "not_run": _texts.not_run("c"),
+    "denied": _texts.denied("c", None),
+    "denied, with a reason": _texts.denied("c", "too much"),
+    "expired": _texts.expired("c"),
+    "timed_out": _texts.timed_out("c", 2.5, unknown=False),
+    "timed_out, unknown": _texts.timed_out("c", 2.5, unknown=True),
+    "unexpected": _texts.unexpected("c"),
+    "no_such_tool": _texts.no_such_tool(CALL, ("a", "b")),
+    "no_such_tool, none": _texts.no_such_tool(CALL, ()),
+    "subagent_failed": _texts.subagent_failed("c", "it was cancelled"),
+    "subagent_cycle": _texts.subagent_cycle("c", "desk"),
+    "subagent_depth": _texts.subagent_depth("c", 8),
+    "subagent_parked": _texts.subagent_parked("c"),
+}
+
+
+def rendered() -> str:
+    return "".join(f"{name}\n    {text.code}: {text.content}\n" for name, text in TEXTS.items())
+
+
+def test_the_texts_are_those_that_were_agreed_on() -> None:
+    assert rendered() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_text_is_there() -> None:
+    made = {
+        name for name, value in vars(_texts).items() if inspect.isfunction(value) and value.__module__ == "weft._texts"
+    }
+    assert made - {"error", "capped"} == {name.partition(",")[0] for name in TEXTS}
+
+
+def test_the_texts_are_of_one_call_and_errors() -> None:
+    assert all(text.call == "c" and text.is_error for text in TEXTS.values())
