@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -108,13 +109,14 @@ async def nested_approval(kit: Kit) -> None:
 SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approval]
 
 
+@pytest.mark.soak  # its long form crashes each run that follows a crash as well
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys: pytest.CaptureFixture[str]) -> None:
     def answered(kit: Kit) -> None:
         root = next(iter(kit.views().values()))
         assert list(root.ended.values())[-1].outcome == "answered"
 
-    report = await crash_points(scenario, answered)
+    report = await crash_points(scenario, answered, crashes=2 if os.environ.get("WEFT_SOAK") else 1)
     with capsys.disabled():
         print(f"\n{scenario.__name__}: {report}")
     assert len(report.points) > 10

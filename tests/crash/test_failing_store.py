@@ -86,6 +86,6 @@ async def test_an_append_that_is_refused_loses_nothing(scenario: Callable[[Kit],
             kit.incarnation += 1
             kit.disk = Disk()
             assert await run(kit, scenario), f"append {n}"
-        _check(kit, None, _spent(whole), crashes=2)
+        _check(kit, _spent(whole), crashes=2)
         root = next(iter(kit.views().values()))
         assert list(root.ended.values())[-1].outcome == "answered", f"append {n}"
