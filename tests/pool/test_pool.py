@@ -2048,3 +2048,20 @@ async def test_leaving_waits_for_a_child_that_works_under_a_parked_parent(where:
         assert session.pending == ()
         assert contents(session) == ["paid"]
     assert pay.runs == [1]
+
+
+async def test_a_child_whose_model_nobody_knows_fails_its_delegation_only(where: Where) -> None:
+    pool = Pool(1)
+    wanted = calls(call("lost", prompt="x"), call("found", prompt="x"))
+    parent = Agent(
+        Script(wanted, say("done")),
+        tools=[
+            pool.wrap("lost", Agent("nobody:model", name="lost"), description="x"),
+            pool.wrap("found", Agent(Script(say("found")), name="found"), description="x"),
+        ],
+    )
+    async with open_store(where) as store:
+        session = await store.create(parent)
+        assert (await session.ask("go")).text == "done"
+        assert states(session) == ["failed", "done"]
+        assert [result.code for result in results(session)] == ["SUBAGENT_FAILED", None]

@@ -2101,3 +2101,18 @@ async def test_a_broken_line_is_corrupt_and_names_its_place(tmp_path: Path) -> N
         assert "2" in str(caught.value)
         other = await store.create(Agent(Script(say("fine"))))
         assert (await other.ask("hi")).text == "fine"
+
+
+# A model that cannot be had.
+
+
+async def test_a_model_that_nobody_knows_is_refused_before_anything_is_written(where: Where) -> None:
+    async with open_store(where) as store:
+        session = await store.create(Agent("nobody:model"))
+        head = session.head
+        with pytest.raises(WrongCall, match="nobody:model"):
+            await session.ask("hi")
+        await session.refresh()
+        assert session.head == head
+        again = await store.open(session.id, Agent(Script(say("hello"))))
+        assert (await again.ask("hi")).text == "hello"
