@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 APPLICATION_ID = 0x77656674
 SCHEMA = 1
 """The schema's version, in `user_version`. Migrations go forward only."""
@@ -56,6 +58,7 @@ _CHANGES = {
 }
 
 
+@cache
 def append_statement(change: str, *, index: bool) -> str:
     """Checks head and lease and moves both, in one statement; no row means refused."""
     sets, where = _CHANGES[change]

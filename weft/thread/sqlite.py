@@ -65,6 +65,101 @@ class _Job:
     """Reads back whether it was written, when a commit's outcome is not known; None where it was not."""
 
 
+@dataclass(slots=True)
+class _Append:
+    """The most frequent job, with nothing made before the writer needs it."""
+
+    future: asyncio.Future[Any]
+    store: SQLiteStore
+    thread: str
+    lines: tuple[bytes, ...]
+    expect: Head
+    lease: LeaseChange
+    index: Index | None
+
+    def work(self, connection: sqlite3.Connection) -> Outcome:
+        """Check and move head and lease by one statement, then add the lines."""
+        head = self.head()
+        statement, values = self._statement(head)
+        row = connection.execute(statement, values).fetchone()
+        if row is None:
+            refusal = self._refusal(connection)
+            if not isinstance(refusal, Locked) or not self.store.bury(connection, refusal.holder):
+                return refusal
+            row = connection.execute(statement, values).fetchone()
+            if row is None:
+                return self._refusal(connection)
+        tid, generation = row
+        rows = [(tid, place, line.decode("ascii")) for place, line in enumerate(self.lines, self.expect.count)]
+        connection.executemany(sql.INSERT_LINE, rows)
+        return Appended(head, generation)
+
+    def written(self, connection: sqlite3.Connection) -> Outcome | None:
+        """Read back by digest. A change of the lease alone leaves no trace that tells it from another's."""
+        row = connection.execute(sql.STATE, (self.thread,)).fetchone()
+        head = self.head()
+        if row is None or not self.lines:
+            return None
+        line = connection.execute(sql.ONE_LINE, (self.thread, head.count - 1)).fetchone()
+        if line is None or digest_line(str(line[0]).encode("ascii")) != head.digest:
+            return None
+        return Appended(head, row[4])
+
+    def head(self) -> Head:
+        """The head after it."""
+        if not self.lines:
+            return self.expect
+        return Head(self.expect.count + len(self.lines), digest_line(self.lines[-1]))
+
+    def _statement(self, head: Head) -> tuple[str, dict[str, object]]:
+        lease, store = self.lease, self.store
+        now = store.clock.now()
+        values: dict[str, object] = {
+            "id": self.thread,
+            "count": head.count,
+            "digest": head.digest,
+            "old_count": self.expect.count,
+            "old_digest": self.expect.digest,
+            "me": store.owner,
+            "now": now,
+        }
+        match lease:
+            case Claim() | Seize():
+                values["owner"] = None if lease.once else store.owner
+                values["expires"] = now + lease.ttl
+            case Hold() | Release():
+                values["generation"] = lease.generation
+            case None:
+                pass
+        if self.index is not None:
+            values |= _index_values(self.index)
+        return sql.append_statement(_kind(lease), index=self.index is not None), values
+
+    def _refusal(self, connection: sqlite3.Connection) -> Outcome:
+        """Why no row was moved: it is not there, it has another head, or somebody holds it."""
+        row = connection.execute(sql.STATE, (self.thread,)).fetchone()
+        if row is None:
+            return NotFound(self.thread)
+        head = Head(row[1], row[2])
+        if head != self.expect:
+            return Stale(self.thread, head)
+        return Locked(self.thread, row[3])
+
+
+def _kind(lease: LeaseChange) -> str:
+    match lease:
+        case None:
+            return "mail"
+        case Claim():
+            return "claim"
+        case Seize():
+            return "seize"
+        case Hold():
+            return "hand_off" if lease.hand_off else "hold"
+        case Release():
+            return "release"
+
+
 class SQLiteStore:
     """Threads in a SQLite file.
 
@@ -83,11 +178,11 @@ class SQLiteStore:
         self.owner = owner
         self.ttl = ttl
         self._path = path
-        self._clock = clock
+        self.clock = clock
         self._synchronous = synchronous
         self._alive = ProofOfLife(path, owner)
-        self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
-        self._gathered: list[_Job] = []
+        self._jobs: queue.SimpleQueue[list[_Job | _Append] | None] = queue.SimpleQueue()
+        self._gathered: list[_Job | _Append] = []
         self._reader: aiosqlite.Connection | None = None
         self._writer: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -184,7 +279,7 @@ class SQLiteStore:
             except sqlite3.OperationalError as error:
                 if not _busy(error):
                     raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
-                await self._clock.sleep(0.005)
+                await self.clock.sleep(0.005)
             except sqlite3.DatabaseError as error:
                 raise WrongCall(f"cannot open {self._path.name!r}: {error}; is it another program's file?") from error
             else:
@@ -266,87 +361,17 @@ class SQLiteStore:
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
     ) -> asyncio.Future[Appended]:
-        head = Head(expect.count + len(lines), digest_line(lines[-1])) if lines else expect
-        texts = [line.decode("ascii") for line in lines]
-        change, values = self._change(lease)
-        values |= {
-            "id": thread,
-            "count": head.count,
-            "digest": head.digest,
-            "old_count": expect.count,
-            "old_digest": expect.digest,
-        }
-        if index is not None:
-            values |= _index_values(index)
-        ttl = lease.ttl if isinstance(lease, Claim | Seize) else self.ttl
-        statement = sql.append_statement(change, index=index is not None)
-
-        def work(connection: sqlite3.Connection) -> Outcome:
-            now = self._clock.now()
-            bound = {**values, "now": now, "expires": now + ttl}
-            row = connection.execute(statement, bound).fetchone()
-            if row is None:
-                refusal = self._refusal(connection, thread, expect)
-                if not isinstance(refusal, Locked) or not self._bury(connection, refusal.holder):
-                    return refusal
-                row = connection.execute(statement, bound).fetchone()
-                if row is None:
-                    return self._refusal(connection, thread, expect)
-            tid, generation = row
-            first = expect.count
-            connection.executemany(sql.INSERT_LINE, [(tid, first + n, text) for n, text in enumerate(texts)])
-            return Appended(head, generation)
-
-        def written(connection: sqlite3.Connection) -> Outcome | None:
-            return self._read_back(connection, thread, head, bool(lines))
-
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self._enqueue(future, work, written)
+        self._put(_Append(future, self, thread, tuple(lines), expect, lease, index))
         return future
 
-    def _change(self, lease: LeaseChange) -> tuple[str, dict[str, object]]:
-        match lease:
-            case None:
-                return "mail", {}
-            case Claim():
-                return "claim", {"owner": None if lease.once else self.owner}
-            case Seize():
-                return "seize", {"owner": None if lease.once else self.owner}
-            case Hold():
-                kind = "hand_off" if lease.hand_off else "hold"
-                return kind, {"me": self.owner, "generation": lease.generation}
-            case Release():
-                return "release", {"me": self.owner, "generation": lease.generation}
-
-    def _refusal(self, connection: sqlite3.Connection, thread: str, expect: Head) -> Outcome:
-        """Why no row was moved: it is not there, it has another head, or somebody holds it."""
-        row = connection.execute(sql.STATE, (thread,)).fetchone()
-        if row is None:
-            return NotFound(thread)
-        head = Head(row[1], row[2])
-        if head != expect:
-            return Stale(thread, head)
-        return Locked(thread, row[3])
-
-    def _bury(self, connection: sqlite3.Connection, owner: str | None) -> bool:
+    def bury(self, connection: sqlite3.Connection, owner: str | None) -> bool:
         """Expire all leases of an owner that is proved dead."""
         if owner is None or owner == self.owner or not proved_dead(self._path, owner):
             return False
         connection.execute(sql.EXPIRE_OWNER, (owner,))
         self._buried.append(file_of(self._path, owner))
         return True
-
-    def _read_back(self, connection: sqlite3.Connection, thread: str, head: Head, has_lines: bool) -> Appended | None:
-        row = connection.execute(sql.STATE, (thread,)).fetchone()
-        if row is None:
-            return None
-        if has_lines:
-            line = connection.execute(sql.ONE_LINE, (thread, head.count - 1)).fetchone()
-            if line is None or digest_line(str(line[0]).encode("ascii")) != head.digest:
-                return None
-        else:  # a change of the lease alone leaves no trace that tells it from another's
-            return None
-        return Appended(head, row[4])
 
     async def delete(self, thread: str, expect: Head) -> None:
         def work(connection: sqlite3.Connection) -> Outcome:
@@ -355,7 +380,7 @@ class SQLiteStore:
                 return NotFound(thread)
             if Head(row[1], row[2]) != expect:
                 return Stale(thread, Head(row[1], row[2]))
-            if row[3] is not None and row[5] > self._clock.now() and not self._bury(connection, row[3]):
+            if row[3] is not None and row[5] > self.clock.now() and not self.bury(connection, row[3]):
                 return Locked(thread, row[3])
             connection.execute(sql.DELETE_LINES, (row[0],))
             connection.execute(sql.DELETE_THREAD, (row[0],))
@@ -370,7 +395,7 @@ class SQLiteStore:
 
     async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
         def work(connection: sqlite3.Connection) -> Outcome:
-            now = self._clock.now()
+            now = self.clock.now()
             kept = set()
             for thread, generation in held:
                 values = (now + self.ttl, thread, self.owner, generation, now)
@@ -387,14 +412,18 @@ class SQLiteStore:
         work: Callable[[sqlite3.Connection], Outcome],
         written: Callable[[sqlite3.Connection], Outcome | None],
     ) -> None:
+        self._put(_Job(future, work, written))
+
+    def _put(self, job: _Job | _Append) -> None:
+        """Enqueue at once; the writer is woken at the end of this turn of the loop, or for a full batch."""
         if self._writer is None:
-            future.set_exception(Closed())
+            job.future.set_exception(Closed())
         elif os.getpid() != self._process:
-            future.set_exception(Closed(_FORKED))
+            job.future.set_exception(Closed(_FORKED))
         else:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._hand_over)
-            self._gathered.append(_Job(future, work, written))
+            self._gathered.append(job)
             if len(self._gathered) >= _BATCH:
                 self._hand_over()
 
@@ -424,7 +453,7 @@ class SQLiteStore:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _drain(self, first: list[_Job]) -> tuple[list[_Job], bool]:
+    def _drain(self, first: list[_Job | _Append]) -> tuple[list[_Job | _Append], bool]:
         batch = list(first)
         while len(batch) < _BATCH:
             try:
@@ -436,7 +465,7 @@ class SQLiteStore:
             batch += more
         return batch, False
 
-    def _commit(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Job | _Append]) -> list[Outcome]:
         """One transaction for all; the outcome of each, as a value or an exception."""
         self._buried.clear()
         outcomes = contain_call("store", lambda: self._work_off(connection, batch))
@@ -453,15 +482,15 @@ class SQLiteStore:
             return [_failed(cause)] if len(batch) == 1 else self._one_by_one(connection, batch)
         return [self._what_became(connection, job, _failed(cause)) for job in batch]
 
-    def _work_off(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+    def _work_off(self, connection: sqlite3.Connection, batch: list[_Job | _Append]) -> list[Outcome]:
         self._begin(connection)
         return [job.work(connection) for job in batch]
 
-    def _one_by_one(self, connection: sqlite3.Connection, batch: list[_Job]) -> list[Outcome]:
+    def _one_by_one(self, connection: sqlite3.Connection, batch: list[_Job | _Append]) -> list[Outcome]:
         """What one append of a batch cannot have must not fail the others."""
         return [outcome for job in batch for outcome in self._commit(connection, [job])]
 
-    def _what_became(self, connection: sqlite3.Connection, job: _Job, failure: StoreFailed) -> Outcome:
+    def _what_became(self, connection: sqlite3.Connection, job: _Job | _Append, failure: StoreFailed) -> Outcome:
         try:
             found = job.written(connection)
         except sqlite3.Error:
@@ -480,7 +509,7 @@ class SQLiteStore:
             else:
                 return
 
-    def _deliver(self, batch: list[_Job], outcomes: list[Outcome]) -> None:
+    def _deliver(self, batch: list[_Job | _Append], outcomes: list[Outcome]) -> None:
         self._call_back(_wake, batch, outcomes)
 
     def _call_back(self, function: Callable[..., None], *values: object) -> None:
@@ -503,7 +532,7 @@ class SQLiteStore:
         lines = [str(row[5]).encode("ascii") for row in rows if row[5] is not None]
         if len(lines) != max(count - after, 0):
             raise Corrupt(thread, after + len(lines), "a line is missing")
-        live = owner is not None and expires > self._clock.now()
+        live = owner is not None and expires > self.clock.now()
         if live and owner != self.owner:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
@@ -523,7 +552,7 @@ class SQLiteStore:
         return [Listed(row[0], str(row[1]).encode("ascii"), row[2]) for row in rows]
 
     async def now(self) -> float:
-        return self._clock.now()
+        return self.clock.now()
 
 
 def _failed(cause: Exception) -> StoreFailed:
@@ -542,7 +571,7 @@ def _commit(connection: sqlite3.Connection) -> Callable[[], object]:
     return lambda: connection.execute("COMMIT")
 
 
-def _wake(batch: list[_Job], outcomes: list[Outcome]) -> None:
+def _wake(batch: list[_Job | _Append], outcomes: list[Outcome]) -> None:
     for job, outcome in zip(batch, outcomes, strict=True):
         if job.future.done():
             continue
