@@ -28,7 +28,6 @@ from weft.models.resolve import resolve
 __all__ = ["Agent", "RunStream"]
 
 DepsT = TypeVar("DepsT", default=None)
-NewDeps = TypeVar("NewDeps")
 
 Prompt: TypeAlias = str | Message | Sequence[Text | File]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, PlainSerializer, TypeAdapter, WithJsonSchema
@@ -192,10 +191,6 @@ class Usage:
     def tokens(self) -> int:
         """Input and output together."""
         return self.input_tokens + self.output_tokens
-
-    def nonzero(self) -> Mapping[str, int]:
-        """The fields that are not zero, by name."""
-        return MappingProxyType({f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name)})
 
 
 NO_USAGE = Usage()

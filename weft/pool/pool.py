@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Annotated, Any, Self, overload
 
@@ -108,21 +109,7 @@ class Pool:
             raise AssertionError("a delegating tool has no body")
 
         plain = tool(name=name, description=description, effect="none")(delegate)
-        return Tool(
-            name=plain.name,
-            description=plain.description,
-            function=plain.function,
-            effect=plain.effect,
-            approval=False,
-            timeout=None,
-            needs=frozenset(),
-            expires=None,
-            attempts=plain.attempts,
-            cap=plain.cap,
-            sequential=False,
-            _signature=plain._signature,
-            _delegate=wrapped,
-        )
+        return replace(plain, _delegate=wrapped)
 
     def receipts(self, session: Session) -> tuple[Receipt, ...]:
         """The session's receipts, in acceptance order, as of its last fold."""

@@ -170,9 +170,7 @@ class Actor:
         delivered = [body.item for body in plan.bodies if isinstance(body, entries.Said) and body.item is not None]
         for item in delivered:
             live.context = live.contexts.pop(item, None)
-        allowed = view.header.allow
-        allow = None if allowed is None else frozenset(allowed)
-        setup = agent._setup(deps=self.deps, chain=self.chain, allow=allow)
+        setup = agent._setup(deps=self.deps, chain=self.chain, allow=view.header.permissions)
         log = live.log = TurnLog(run.turn)
         runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests)
         settled, tail = view.transcript.fork()
@@ -263,8 +261,7 @@ class Actor:
             Changed: A call that waits for a person, or was answered, has no tool that fits any more.
         """
         view = self.live.view
-        allowed = view.header.allow
-        allow = narrower(self.agent.allow, None if allowed is None else frozenset(allowed))
+        allow = narrower(self.agent.allow, view.header.permissions)
         plans: dict[str, CallPlan] = {}
         for call in view.open_calls():
             asked = bool(call.requests or call.started)
@@ -390,7 +387,7 @@ class Actor:
         self.agent._resolved()
         await slot.take()
         accepted = receipt.accepted
-        allow = narrower(self.agent.allow, None if parent.allow is None else frozenset(parent.allow))
+        allow = narrower(self.agent.allow, parent.permissions)
         header = Header(
             thread=self.live.id,
             kind="session",
@@ -449,7 +446,8 @@ class Actor:
                 await self._run_here(plan, {}, slot)
             return True
         if not view.run.parked or view.resumable():
-            return await self._claim_and_run(slot)
+            await self._claim_and_run(slot)
+            return True
         if view.undecided:
             return False
         seen = self.live.version
@@ -457,26 +455,19 @@ class Actor:
         await self.live.changed(seen)
         return True
 
-    async def _claim_and_run(self, slot: Slot) -> bool:
+    async def _claim_and_run(self, slot: Slot) -> None:
         seen = self.live.version
         claimed = await self._claim_next()
         if claimed is None:
             await self.live.changed(seen)
-            return True
-        await self._run_here(*claimed, slot)
-        return True
+        else:
+            await self._run_here(*claimed, slot)
 
     async def _pass_down(self, child: Actor) -> None:
         """The decisions that stand here, for requests that wait in the child."""
         if not child.live.loaded or not child.live.view.undecided:
             return
-        here = self.live.view.requests
-        made = [
-            here[name].decision
-            for name in child.live.view.undecided
-            if name in here and here[name].decision is not None
-        ]
-        decisions = [decision for decision in made if decision is not None]
+        decisions = _approvals.made(self.live.view, child.live.view.undecided)
         if decisions:
             await child.live.command(lambda view: _approvals.push(view, decisions))
 
@@ -509,10 +500,10 @@ class Actor:
                     return
                 await runner.finished()
                 continue
-            if await self._settle_at_rest(body):
-                return
+            await self._settle_at_rest(body)
+            return
 
-    async def _settle_at_rest(self, body: entries.Receipt) -> bool:
+    async def _settle_at_rest(self, body: entries.Receipt) -> None:
         owner = self.place.store.owner
         outcome = await contain("root", self._judge_open())
         plans = {} if isinstance(outcome, Contained) else outcome
@@ -530,7 +521,6 @@ class Actor:
             plan = await self.live.command(decide)
         if plan is not None and plan.lease == "claim":
             self._start(plan, plans)
-        return True
 
 
 def _read(future: asyncio.Future[bytes]) -> None:

@@ -165,6 +165,12 @@ def _body(decision: Decision, name: str, now: float) -> entries.Decision:
     )
 
 
+def made(view: View, requests: Iterable[str]) -> tuple[entries.Decision, ...]:
+    """The decisions that stand here for these requests."""
+    found = (view.requests[name].decision for name in requests if name in view.requests)
+    return tuple(decision for decision in found if decision is not None)
+
+
 def push(view: View, decisions: Iterable[entries.Decision]) -> Plan | None:
     """The same decisions, one level further down: those whose request waits here."""
     fitting = tuple(body for body in decisions if body.request in view.undecided)

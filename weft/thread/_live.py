@@ -438,8 +438,7 @@ class Live:
         """Entries that the running turn did not write: it may have to decide again."""
         runner = self.runner
         if runner is not None and runner.wants_again(entries):
-            self._records.clear()
-            self._next_leaf = self.view.leaf
+            self.drop_records()
             runner.decide_again(entries)
 
     def _after_refusal(self) -> None:

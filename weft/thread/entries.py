@@ -45,6 +45,11 @@ class Header:
     expires: float | None = None
     """Seconds that a request stays open where its tool does not say; None is for ever."""
 
+    @property
+    def permissions(self) -> frozenset[str] | None:
+        """`allow`, as a set."""
+        return None if self.allow is None else frozenset(self.allow)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted:

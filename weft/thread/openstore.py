@@ -28,7 +28,7 @@ from weft.thread._runner import TurnRunner
 from weft.thread._view import thread_of
 from weft.thread.entries import Entry, Header
 from weft.thread.memory import Memory, MemoryStore
-from weft.thread.session import Session, decisions_of
+from weft.thread.session import Session
 from weft.thread.sqlite import SQLiteStore, Synchronous
 from weft.thread.store import Head, Listed, Query, Store
 from weft.thread.turn import Turn
@@ -358,7 +358,7 @@ class OpenStore:
         if any(decision.request not in live.view.requests for decision in decisions):
             await live.refresh()
         await live.command(lambda view: _approvals.decide(view, decisions, ids, now))
-        return decisions_of(live.view, (decision.request for decision in decisions))
+        return _approvals.made(live.view, (decision.request for decision in decisions))
 
     async def push_down(self, decision: entries.Decision) -> None:
         """The same decision, level by level, to the thread that its request names."""

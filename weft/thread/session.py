@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -232,9 +232,3 @@ class Session:
     async def refresh(self) -> None:
         """Fold what others wrote."""
         await self._live.refresh()
-
-
-def decisions_of(view: View, requests: Iterable[str]) -> tuple[entries.Decision, ...]:
-    """The decisions that stand for these requests."""
-    found = (view.requests[name].decision for name in requests if name in view.requests)
-    return tuple(decision for decision in found if decision is not None)
