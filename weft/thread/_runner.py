@@ -142,9 +142,12 @@ class TurnRunner:
         )
 
     def _finished(self, fact: Finished) -> list[Body]:
-        settled = self._settlements.pop(fact.result.call, None)
+        """The result, and the settlement that it comes from; again, where the append before was refused."""
+        settled = self._settlements.get(fact.result.call)
         result = as_body(fact.result, fact.source, fact.attempt)
-        return [result] if settled is None else [settled, result]
+        if settled is None or self.live.view.receipts[settled.receipt or ""].settled is not None:
+            return [result]
+        return [settled, result]
 
     def _request(self, fact: Asked) -> entries.Request:
         header = self.live.view.header
@@ -205,9 +208,7 @@ class TurnRunner:
         if loop is None or not loop.expects(call):
             return False
         body = of_receipt(call, settled)
-        receipt = self.live.view.receipts.get(settled.receipt or "")
-        if receipt is None or receipt.settled is None:
-            self._settlements[call] = settled
+        self._settlements[call] = settled
         loop.feed(CallFinished(result=_as_result(body), source="receipt"))
         return True
 

@@ -1,0 +1,67 @@
+"""A child's settlement whose append is refused, because a decision came first, is written all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from weft import Agent, tool
+from weft.pool import Pool
+from weft.testing import CountingIds, ManualClock, Script, call, calls, hold, say
+from weft.thread import Memory
+from weft.thread._codec import chain, decode_lines, encode_body
+from weft.thread.entries import Decision, Entry, Head, Index, Receipt
+from weft.thread.memory import MemoryStore
+from weft.thread.openstore import OpenStore
+from weft.thread.store import Appended, LeaseChange
+
+
+class Crossing(MemoryStore):
+    """Another process's decision arrives just before the first settlement of a receipt."""
+
+    request: str | None = None
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        if self.request is not None and any(b'"state":"done"' in line for line in lines):
+            body = Decision(id="theirs", request=self.request, outcome="deny", at=0.0)
+            self.request = None
+            entry = Entry(position=expect.count, id="theirs", parent=None, time=0.0, body=body)
+            self._append(thread, chain([entry], [encode_body(body)], expect)[0], expect, None, None)
+        return super().append(thread, lines, expect, lease, index)
+
+
+async def test_a_settlement_that_was_refused_is_written_with_its_result() -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    gate = asyncio.Event()
+    pool = Pool(2)
+    payer = Agent(Script(call("pay"), say("it was denied")), name="payer", tools=[pay])
+    quick = Agent(Script(hold(gate, then=say("quick"))), name="quick")
+    parent = Agent(
+        Script(calls(call("payer", prompt="x"), call("quick", prompt="y")), say("done")),
+        tools=[pool.wrap("payer", payer, description="x"), pool.wrap("quick", quick, description="y")],
+    )
+    clock = ManualClock()
+    store = Crossing(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(store, clock=clock, ids=CountingIds("a"), grace=0.0) as opened:
+        session = await opened.create(parent)
+        turn = await session.send("go")
+        while not session.pending or session.receipts[0].state != "parked":
+            await clock.advance(0.0)
+        store.request = session.pending[0].id
+        gate.set()
+        await clock.advance(1.0)
+        waited = asyncio.ensure_future(turn.wait())
+        await clock.advance(1.0)
+        assert (await waited).text == "done"
+        assert [receipt.state for receipt in session.receipts] == ["done", "done"]
+        entries = decode_lines((await store.load(session.id)).lines, session.id, 0)
+    settled = [
+        entry.body.receipt for entry in entries if isinstance(entry.body, Receipt) and entry.body.state == "done"
+    ]
+    assert len(settled) == len(set(settled)) == 2
