@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft._log import EventLog
 from weft._ports import Ids
 from weft.events import ArgumentsDelta, ReasoningDelta, TextDelta
 from weft.messages import Message, Part, Reasoning, Text, ToolCall, clean_text
-from weft.model import Finish, ModelError, ModelEvent, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
+from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
 
 
 class Reply:
     """Assembles a reply from its events, and checks the seam's contract."""
 
-    __slots__ = ("_events", "_finish", "_ids", "_model", "_parts", "_provider", "_run", "_text", "_thought")
+    __slots__ = ("_events", "_finish", "_ids", "_parts", "_run", "_text", "_thought")
 
-    def __init__(self, run: str, ids: Ids, events: EventLog | None, provider: str, model: str) -> None:
+    def __init__(self, run: str, ids: Ids, events: EventLog | None) -> None:
         self._run = run
         self._ids = ids
         self._events = events
-        self._provider = provider
-        self._model = model
         self._parts: list[Part] = []
         self._text: list[str] = []
         self._thought: list[str] = []
@@ -85,11 +85,11 @@ class Reply:
     def _close_thought(self, block: str | None) -> None:
         if self._thought or block is not None:
             text = "".join(self._thought)
-            self._parts.append(Reasoning(text=text, block=block, provider=self._provider, model=self._model))
+            self._parts.append(Reasoning(text=text, block=block))
             self._thought = []
 
-    def whole(self) -> tuple[Message, Finish]:
-        """The message and its finish.
+    def whole(self, info: ModelInfo) -> tuple[Message, Finish]:
+        """The message and its finish; the finish says who answered, which is `info` unless it said so itself.
 
         Raises:
             ModelError: The stream ended without a finish.
@@ -98,4 +98,9 @@ class Reply:
             raise ModelError("the model's stream was cut before its end", code="MODEL_CUT")
         self._close_text()
         self._close_thought(None)
-        return Message(role="assistant", parts=tuple(self._parts)), self._finish
+        by = self._finish.by or info
+        parts = (
+            replace(part, provider=by.provider, model=by.model) if isinstance(part, Reasoning) else part
+            for part in self._parts
+        )
+        return Message(role="assistant", parts=tuple(parts)), self._finish

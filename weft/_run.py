@@ -487,7 +487,7 @@ class RunLoop:
             run_id=self.state.run,
             position=Position(thread=self._recorder.thread, index=self._replies),
         )
-        reply = Reply(self.state.run, self._ids, self._events, info.provider, info.model)
+        reply = Reply(self.state.run, self._ids, self._events)
         self._in_flight = True
         stream = setup.model.stream(request)
         try:
@@ -496,11 +496,12 @@ class RunLoop:
         finally:  # in this task; an iterator that cannot be closed is left alone
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
-        message, finish = reply.whole()
+        message, finish = reply.whole(info)
+        by = finish.by or info
         plans: list[Plan] = []
         for call in message.calls:
             plans.append(self._guard_delegation(await judge(call, setup.tools, setup.allow)))
-        return Replied(message=message, finish=finish, model=f"{info.provider}:{info.model}", plans=tuple(plans))
+        return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=tuple(plans))
 
     def _guard_delegation(self, plan: Plan) -> Plan:
         if isinstance(plan, Ready) and plan.delegate:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from weft.messages import Message, Usage
@@ -32,9 +32,26 @@ class Settings:
     temperature: float | None = None
     max_tokens: int | None = None
     """The most output tokens of one reply."""
+    effort: Literal["minimal", "low", "medium", "high"] | None = None
+    """How much a reasoning model is to think."""
     parallel_tool_calls: bool | None = None
+    """Whether one reply may hold several calls."""
+    tool_choice: str | None = None
+    """`auto`, `none`, `required`, or a tool's name. What forces a call holds for a run's first model call only."""
     stream: bool = True
     """False asks the server for one whole reply; the events and the result are the same."""
+    idle: float | None = 60.0
+    """The most seconds between two chunks of a streamed reply; None is without limit. See docs/timeouts.md."""
+    cache: bool = False
+    """Set cache breakpoints, where the provider wants them set."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the provider's own request body, put in last and as they are."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError("Settings(max_tokens=…) is at least 1, or None")
+        if self.idle is not None and not 0 < self.idle < float("inf"):
+            raise ValueError("Settings(idle=…) is a positive number of seconds, or None")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +80,11 @@ class ModelRequest:
     messages: Sequence[Message]
     """Read-only and of fixed length: a view over a shared list, not a copy."""
     tools: tuple[ToolDefinition, ...]
-    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or a tool's name. Counts here; `settings.tool_choice` has been worked in."""
     settings: Settings
     output_schema: dict[str, Any] | None = None
+    """The JSON schema that the reply's text must fit, an object's; only asked of a model whose `info` says so."""
     run_id: str
     position: Position
 
@@ -78,6 +97,8 @@ class ModelInfo:
     model: str
     context_window: int | None = None
     """In tokens, where known."""
+    output: Literal["schema", "tool"] = "tool"
+    """How it gives structured output: by its own JSON-schema mode, or by a call of a submission tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +144,8 @@ class Finish:
     """None where the provider did not report it."""
     provider_reason: str | None = None
     """The provider's own word."""
+    by: ModelInfo | None = None
+    """Who answered, where that is another than the model's `info` names."""
 
 
 ModelEvent: TypeAlias = TextChunk | ReasoningChunk | ToolCallChunk | WholeCall | Finish
@@ -148,8 +171,16 @@ class ModelError(Exception):
     """What an adapter raises for a failed call: a code and a text that are safe to store and to show.
 
     The provider's own error belongs into `__cause__`. Any other exception is stored by its type's name only.
+
+    Args:
+        message: What happened, without keys or headers.
+        code: `MODEL_AUTH`, `MODEL_CONNECTION`, `MODEL_CONTEXT` (too long), `MODEL_CONTRACT` (the stream breaks the
+            seam's rules), `MODEL_CUT` (it ended early), `MODEL_DENIED`, `MODEL_RATE_LIMIT`, `MODEL_REQUEST`,
+            `MODEL_SERVER`, `MODEL_TIMEOUT`, or `MODEL` for any other. An open string.
+        retry_after: Seconds that the server asks to wait, where it said so.
     """
 
-    def __init__(self, message: str, *, code: str = "MODEL") -> None:
+    def __init__(self, message: str, *, code: str = "MODEL", retry_after: float | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after = retry_after

@@ -651,7 +651,7 @@ def test_importing_weft_does_not_load_the_sdk() -> None:
 
 def test_it_says_who_answers() -> None:
     model = OpenAIChat("gpt-5")
-    assert model.info() == ModelInfo(provider="openai", model="gpt-5")
+    assert model.info() == ModelInfo(provider="openai", model="gpt-5", output="schema")
     assert repr(model) == "OpenAIChat('gpt-5')"
 
 
@@ -674,7 +674,7 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     assert second is not first
     assert first.is_closed()
     assert second.is_closed()
-    assert len(model._owned) == 1
+    assert len(model._clients._owned) == 1
 
 
 async def test_a_stream_left_early_is_closed() -> None:

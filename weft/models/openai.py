@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import json
 import mimetypes
-import os
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -24,18 +20,15 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaTool
 
 from weft.messages import File, Message, Text, ToolCall, Usage
 from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, Settings, TextChunk, ToolDefinition
-from weft.models._stream import Calls, Fragment, is_object
+from weft.models._client import Clients, check_allowed
+from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._stream import Calls, Fragment
+from weft.models._wire import arguments_of, data_url, name_of
 
 __all__ = ["OpenAIChat"]
 
 _Json: TypeAlias = dict[str, Any]
 _Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
-
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
-_SAFE_WORD = re.compile(r"[A-Za-z_]{1,64}|\d{1,5}")
-"""What an error's type or code looks like, and a key does not."""
-_CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_UNREADABLE = "the server's reply could not be read"
 
 
 class OpenAIChat:
@@ -51,15 +44,14 @@ class OpenAIChat:
 
     def __init__(self, model: str, *, client: AsyncOpenAI | None = None) -> None:
         self._model = model
-        self._given = client
-        self._owned: dict[asyncio.AbstractEventLoop, tuple[AsyncOpenAI, AsyncGenerator[AsyncOpenAI]]] = {}
+        self._clients = Clients(AsyncOpenAI, client)
 
     def __repr__(self) -> str:
         return f"OpenAIChat({self._model!r})"
 
     def info(self) -> ModelInfo:
         """Who answers. The context window is not known."""
-        return ModelInfo(provider="openai", model=self._model)
+        return ModelInfo(provider="openai", model=self._model, output="schema")
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply, streamed by the server or asked for whole, as the same events.
@@ -67,8 +59,7 @@ class OpenAIChat:
         Raises:
             ModelError: The call failed; the SDK's own error is the cause.
         """
-        if os.environ.get("WEFT_MODEL_REQUESTS") == "deny":
-            raise ModelError("model requests are refused here: WEFT_MODEL_REQUESTS=deny", code="MODEL_DENIED")
+        check_allowed()
         body = _body(self._model, request)
         completions = (await self._client()).chat.completions
         reply = _Reply()
@@ -86,26 +77,11 @@ class OpenAIChat:
             yield event
 
     async def _client(self) -> AsyncOpenAI:
-        if self._given is not None:
-            return self._given
-        loop = asyncio.get_running_loop()
-        if loop not in self._owned:
-            for other in list(self._owned):
-                if other.is_closed():
-                    del self._owned[other]
-            owner = _owner()
-            try:
-                self._owned[loop] = (await anext(owner), owner)
-            except OpenAIError as error:
-                text = "no API key: set OPENAI_API_KEY, or give the model a client"
-                raise ModelError(text, code="MODEL_AUTH") from error
-        return self._owned[loop][0]
-
-
-async def _owner() -> AsyncGenerator[AsyncOpenAI]:
-    """Holds a client until its loop shuts down: a loop closes the async generators that are still suspended."""
-    async with AsyncOpenAI() as client:
-        yield client
+        try:
+            return await self._clients.here()
+        except OpenAIError as error:
+            text = "no API key: set OPENAI_API_KEY, or give the model a client"
+            raise ModelError(text, code="MODEL_AUTH") from error
 
 
 # -- what is asked
@@ -172,9 +148,7 @@ def _content(message: Message) -> str | list[_Json]:
 
 
 def _file(file: File) -> _Json:
-    url = file.url
-    if file.data is not None:
-        url = f"data:{file.media_type};base64,{base64.b64encode(file.data).decode('ascii')}"
+    url = data_url(file)
     if url is not None and file.media_type.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": url}}
     if file.data is None:
@@ -185,10 +159,9 @@ def _file(file: File) -> _Json:
 
 
 def _call(call: ToolCall) -> _Json:
-    """A call under weft's id. What a model made up, a name or arguments, must not get the request refused."""
-    arguments = call.arguments if is_object(call.arguments) else "{}"
-    name = _NOT_IN_A_NAME.sub("_", call.name)
-    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    """A call under weft's id."""
+    function = {"name": name_of(call), "arguments": arguments_of(call)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 # -- what is answered
@@ -218,7 +191,7 @@ class _Reply:
     def take_whole(self, completion: object) -> Iterator[ModelEvent]:
         """The events of a whole reply, but for its end."""
         if not isinstance(completion, ChatCompletion) or not completion.choices:
-            raise ModelError(_UNREADABLE, code="MODEL_SERVER")
+            raise unreadable()
         choice = completion.choices[0]
         self._usage = _usage(completion.usage)
         self._reason = choice.finish_reason
@@ -314,40 +287,25 @@ def _model_errors() -> Iterator[None]:
     except OpenAIError as error:
         raise _model_error(error) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
-        raise ModelError(_UNREADABLE, code="MODEL_SERVER") from error
+        raise unreadable() from error
 
 
 def _model_error(error: OpenAIError) -> ModelError:
     """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
     match error:
         case APITimeoutError():
-            return ModelError("the server did not answer in time", code="MODEL_TIMEOUT")
+            return timed_out()
         case APIConnectionError():
-            return ModelError("the connection to the server failed", code="MODEL_CONNECTION")
+            return connection_failed()
         case APIStatusError():
-            return _told(f"the server answered {error.status_code}", error, _status_code(error.status_code))
+            wait = retry_after(error.response.headers)
+            return _told(f"the server answered {error.status_code}", error, status_code(error.status_code), wait)
         case APIError():  # in the middle of a stream
-            return _told("the server reported an error", error, "MODEL_SERVER")
+            return _told("the server reported an error", error, "MODEL_SERVER", None)
         case _:
             return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
 
 
-def _told(text: str, error: APIError, code: str) -> ModelError:
-    words = [word for word in (error.type, error.code) if isinstance(word, str) and _SAFE_WORD.fullmatch(word)]
-    if not _CONTEXT_WORDS.isdisjoint(words) or "maximum context length" in error.message:
-        code = "MODEL_CONTEXT"
-    elif any(word.startswith("rate_limit") for word in words):
-        code = "MODEL_RATE_LIMIT"
-    return ModelError(f"{text} ({', '.join(words)})" if words else text, code=code)
-
-
-def _status_code(status: int) -> str:
-    match status:
-        case 401 | 403:
-            return "MODEL_AUTH"
-        case 408:
-            return "MODEL_TIMEOUT"
-        case 429:
-            return "MODEL_RATE_LIMIT"
-        case _:
-            return "MODEL_SERVER" if status >= 500 else "MODEL_REQUEST"
+def _told(text: str, error: APIError, code: str, wait: float | None) -> ModelError:
+    too_long = "maximum context length" in error.message
+    return told(text, code, (error.type, error.code), too_long=too_long, wait=wait)

@@ -1,0 +1,58 @@
+"""What every adapter needs around its SDK's client: one for each running loop, and none where requests are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+from weft.model import ModelError
+
+__all__ = ["Clients", "check_allowed"]
+
+C = TypeVar("C")
+
+
+def check_allowed() -> None:
+    """Refuse before any use of the network.
+
+    Raises:
+        ModelError: `WEFT_MODEL_REQUESTS` is `deny`.
+    """
+    if os.environ.get("WEFT_MODEL_REQUESTS") == "deny":
+        raise ModelError("model requests are refused here: WEFT_MODEL_REQUESTS=deny", code="MODEL_DENIED")
+
+
+class Clients(Generic[C]):
+    """One client for each running loop, made at its first call and closed with its loop.
+
+    Args:
+        make: Makes a client, which is entered; what it reads of the environment, it reads then.
+        given: A client that is used as it is, and never closed.
+    """
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[C]], given: C | None) -> None:
+        self._make = make
+        self._given = given
+        self._owned: dict[asyncio.AbstractEventLoop, tuple[C, AsyncGenerator[C]]] = {}
+
+    async def here(self) -> C:
+        """The client of the running loop. Raises whatever making one raises."""
+        if self._given is not None:
+            return self._given
+        loop = asyncio.get_running_loop()
+        if loop not in self._owned:
+            for other in list(self._owned):
+                if other.is_closed():
+                    del self._owned[other]
+            owner = _owner(self._make)
+            self._owned[loop] = (await anext(owner), owner)
+        return self._owned[loop][0]
+
+
+async def _owner(make: Callable[[], AbstractAsyncContextManager[C]]) -> AsyncGenerator[C]:
+    """Holds a client until its loop shuts down: a loop closes the async generators that are still suspended."""
+    async with make() as client:
+        yield client

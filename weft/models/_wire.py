@@ -1,0 +1,39 @@
+"""What the adapters share when they write a request. Pure, and free of any vendor's types."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+from weft.messages import File, Reasoning, ToolCall
+from weft.models._stream import is_object
+
+__all__ = ["arguments_of", "base64_of", "data_url", "is_own", "name_of"]
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def name_of(call: ToolCall) -> str:
+    """The call's name as the wire allows it: what a model made up must not get the request refused."""
+    return _NOT_IN_A_NAME.sub("_", call.name)
+
+
+def arguments_of(call: ToolCall) -> str:
+    """The call's argument text if it is one JSON object, else `{}`."""
+    return call.arguments if is_object(call.arguments) else "{}"
+
+
+def base64_of(file: File) -> str | None:
+    """The file's bytes as base64; None where it is given by its URL."""
+    return None if file.data is None else base64.b64encode(file.data).decode("ascii")
+
+
+def data_url(file: File) -> str | None:
+    """The file's URL, or its bytes as one; None where it has neither."""
+    data = base64_of(file)
+    return file.url if data is None else f"data:{file.media_type};base64,{data}"
+
+
+def is_own(reasoning: Reasoning, provider: str, model: str) -> bool:
+    """Whether a reasoning part has a block, and it is of this provider and model, so that it is sent back to it."""
+    return reasoning.block is not None and reasoning.provider == provider and reasoning.model == model
