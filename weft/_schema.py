@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, make_dataclass
@@ -13,17 +15,23 @@ import docstring_parser
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import to_json
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticSerializationError, SchemaError, core_schema, to_json
 
-from weft.errors import InvalidTool
+from weft._usercode import is_open, is_plain, runs_code
+from weft.errors import InvalidTool, WrongCall
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _SHOWN = 80
 _UNSAID = object()
+_UNDESCRIBED = (PydanticUserError, SchemaError, NameError, TypeError, ValueError)
+"""What pydantic raises for a type that it cannot read or describe, and `json` for a schema that is no JSON."""
+_KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""What a property of a tool's schema may be called; Anthropic refuses the whole request for any other name."""
 
 
 class InvalidArguments(ValueError):
-    """Argument text that is not one JSON object, or does not validate; the message is for the model."""
+    """Text that is not one JSON object, or does not validate; the message is for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +42,20 @@ class Signature:
     arguments: TypeAdapter[Any]
     names: tuple[str, ...]
     result: TypeAdapter[Any] | None
+    """None where the result is undeclared, or `Any`."""
     takes_context: bool
     summary: str
+    parse_runs_code: bool
+    """Reading arguments runs code of the application's: validators, `__post_init__`, factories and the like."""
+    render_runs_code: bool
+    """Rendering a result runs code of the application's, for its declared type. See also `renders_inline`."""
+    result_is_open: bool
+    """The result may hold values whose type is not declared, and which bring their own code to be rendered."""
+
+    @property
+    def runs_code(self) -> bool:
+        """Reading arguments or rendering a result runs code of the application's."""
+        return self.parse_runs_code or self.render_runs_code
 
     def parse(self, text: str) -> dict[str, Any]:
         """The keyword arguments of the body.
@@ -43,10 +63,7 @@ class Signature:
         Raises:
             InvalidArguments: The text is not one JSON object, or does not validate.
         """
-        try:
-            value = self.arguments.validate_json(text or "{}")
-        except ValidationError as error:
-            raise InvalidArguments(_explain(error)) from None
+        value = _validated(self.arguments, text or "{}")
         return {name: getattr(value, name) for name in self.names}
 
     def render(self, value: object) -> str:
@@ -56,14 +73,117 @@ class Signature:
             return str(checked.value) if isinstance(checked, Enum) else str(checked)
         return (to_json(checked) if self.result is None else self.result.dump_json(checked)).decode()
 
+    def renders_inline(self, value: object) -> bool:
+        """Whether rendering this value runs no code of the application's.
+
+        A value of a declared type is taken to be what the type says.
+        """
+        return not self.render_runs_code and (not self.result_is_open or is_plain(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputShape:
+    """What a run's answer must be."""
+
+    schema: dict[str, Any]
+    """Always an object's schema, with its `$defs` at the root."""
+    wrapped: bool
+    """The type itself is no object: the answer is its property `output`."""
+    runs_code: bool
+    """Reading an answer runs code of the application's."""
+    adapter: TypeAdapter[Any]
+
+    def parse(self, text: str) -> Any:
+        """The answer as a value of the type.
+
+        Raises:
+            InvalidArguments: The text is not JSON, or does not validate.
+        """
+        value = _validated(self.adapter, text)
+        return value.output if self.wrapped else value
+
+
+class _JsonSchema(GenerateJsonSchema):
+    """As pydantic describes a type, but an array always says what its `items` are.
+
+    OpenAI refuses an array without `items`, even beside `prefixItems`.
+    """
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # pydantic's own attribute
+
+    def encode_default(self, dft: Any) -> Any:
+        """A default, unless it is no JSON; then the schema has none."""
+        encoded = super().encode_default(dft)
+        try:
+            json.dumps(encoded, allow_nan=False)
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return encoded
+
+    def tuple_schema(self, schema: core_schema.TupleSchema) -> JsonSchemaValue:
+        """A tuple."""
+        return _with_items(super().tuple_schema(schema))
+
+    def named_tuple_schema(self, schema: core_schema.NamedTupleSchema) -> JsonSchemaValue:
+        """A named tuple."""
+        return _with_items(super().named_tuple_schema(schema))
+
+
+def _with_items(schema: JsonSchemaValue) -> JsonSchemaValue:
+    if "items" not in schema:
+        kinds: list[JsonSchemaValue] = []
+        for place in schema.get("prefixItems", ()):
+            kind = {key: value for key, value in deepcopy(place).items() if key not in ("title", "default")}
+            if kind not in kinds:
+                kinds.append(kind)
+        schema["items"] = {"anyOf": kinds} if len(kinds) > 1 else kinds[0] if kinds else {}
+    return schema
+
+
+def _validated(adapter: TypeAdapter[Any], text: str) -> Any:
+    """What the adapter makes of the text.
+
+    Raises:
+        InvalidArguments: The text is not JSON, names a key twice in one object, or does not validate.
+    """
+    try:
+        _TEXT.decode(text)
+    except InvalidArguments:
+        raise
+    except (ValueError, RecursionError):
+        pass  # the validator knows better what is wrong
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        raise InvalidArguments(_explain(error)) from None
+
+
+def _once(pairs: list[tuple[str, object]]) -> None:
+    """No key twice: who reads the stored text, to approve it say, must read what the body gets."""
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArguments(f"arguments: Invalid JSON: the key {_shown(twice)} is there more than once; give it once")
+
+
+def _no_constant(name: str) -> None:
+    raise InvalidArguments(f"arguments: Invalid JSON: a number is expected; got {name}, which JSON does not have")
+
+
+_TEXT = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
+"""Finds what pydantic lets pass."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
 
 def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "arguments"
-        came = repr(item["input"])
-        came = came if len(came) <= _SHOWN else came[:_SHOWN] + "…"
-        lines.append(f"{where}: {item['msg']}; got {came}")
+        lines.append(f"{where}: {item['msg']}; got {_shown(item['input'])}")
     return "\n".join(lines)
 
 
@@ -87,17 +207,65 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
     fields = [_field(p, hints, described, name, context) for p in parameters[takes_context:]]
     shape = make_dataclass("Arguments", fields, kw_only=True)
     shape.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]  # pydantic reads it from the class
-    arguments = _shape_adapter(shape, fields, name)
-    schema = _schema(arguments, name)
+    arguments, schema = _described(shape, fields, name, namespace)
+    result = _result(hints.get("return", _UNSAID), name, namespace)
+    returned = None if result is None else result.core_schema
     summary = "\n\n".join(text for text in (docs.short_description, docs.long_description) if text)
     return Signature(
         schema=schema,
         arguments=arguments,
         names=tuple(entry[0] for entry in fields),
-        result=_result(hints.get("return", _UNSAID), name),
+        result=result,
         takes_context=takes_context,
         summary=summary,
+        parse_runs_code=runs_code(arguments.core_schema, rendering=False),
+        render_runs_code=runs_code(returned, rendering=True),
+        result_is_open=returned is None or is_open(returned),
     )
+
+
+def inspect_output(kind: Any, name: str) -> OutputShape:
+    """Read the type of a run's answer.
+
+    A model, a dataclass, a TypedDict or a dict is taken as it is, and keys that it does not name are its own affair.
+    Anything else (a list, a number, a union, an enum, a root model of those) is wrapped: `{"output": …}`.
+
+    Args:
+        kind: Anything that pydantic can read from JSON.
+        name: Whose answer it is, for errors.
+
+    Raises:
+        WrongCall: The type cannot be described; the message names it.
+    """
+    try:
+        adapter = _adapter(kind, {})
+        schema = _hoisted(_schema(adapter))
+        wrapped = not _is_object(schema)
+        if wrapped:
+            shape = make_dataclass("Output", [("output", kind)], kw_only=True)
+            shape.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]  # pydantic reads it from the class
+            adapter = _adapter(shape, {})
+            schema = _schema(adapter)
+            del schema["title"]
+    except _UNDESCRIBED as error:
+        raise WrongCall(f"the output of {name!r}: {kind!r} cannot be described: {error}") from error
+    return OutputShape(
+        schema=schema, wrapped=wrapped, runs_code=runs_code(adapter.core_schema, rendering=False), adapter=adapter
+    )
+
+
+def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with what its root refers to at the root."""
+    seen: set[str] = set()
+    while "$ref" in schema and schema["$ref"] not in seen:
+        seen.add(schema["$ref"])
+        target = schema["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "object" and not schema.keys() & {"allOf", "anyOf", "const", "enum", "oneOf"}
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
@@ -151,33 +319,52 @@ def _field(
     return (parameter.name, hint, field(default=default))
 
 
-def _adapter(hint: Any, name: str, what: str) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(hint)
-    except (PydanticUserError, NameError, TypeError) as error:
-        raise InvalidTool(f"tool {name!r}: {what}: {error}") from error
-
-
-def _shape_adapter(shape: Any, fields: list[tuple[str, Any, Any]], name: str) -> TypeAdapter[Any]:
-    try:
-        adapter = TypeAdapter(shape)
-        adapter.json_schema()
-    except (PydanticUserError, NameError, TypeError) as error:
-        for parameter, hint, _ in fields:  # which one is it?
-            _schema(_adapter(hint, name, f"parameter {parameter!r}"), name, f"parameter {parameter!r}")
-        raise InvalidTool(f"tool {name!r}: {error}") from error
+def _adapter(hint: Any, namespace: Mapping[str, Any]) -> TypeAdapter[Any]:
+    """Raises one of `_UNDESCRIBED`."""
+    adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    if not adapter.pydantic_complete:  # classes of a function may name each other
+        adapter.rebuild(force=True, _types_namespace=namespace)
     return adapter
 
 
-def _schema(arguments: TypeAdapter[Any], name: str, what: str = "its arguments") -> dict[str, Any]:
-    try:
-        schema = arguments.json_schema()
-    except PydanticUserError as error:
-        raise InvalidTool(f"tool {name!r}: {what}: {error}") from error
-    schema.pop("title", None)
-    schema.setdefault("properties", {})
+def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """Raises one of `_UNDESCRIBED`."""
+    schema = adapter.json_schema(schema_generator=_JsonSchema)
+    json.dumps(schema, allow_nan=False)  # a schema of the application's own may hold anything
     return schema
 
 
-def _result(hint: Any, name: str) -> TypeAdapter[Any] | None:
-    return None if hint is _UNSAID or hint is Any else _adapter(hint, name, "its result")
+def _described(
+    shape: type, fields: list[tuple[str, Any, Any]], name: str, namespace: Mapping[str, Any]
+) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    try:
+        arguments = _adapter(shape, namespace)
+        schema = _schema(arguments)
+    except _UNDESCRIBED as error:
+        for parameter, hint, _ in fields:  # which one is it?
+            _check(hint, f"tool {name!r}: parameter {parameter!r}", namespace)
+        raise InvalidTool(f"tool {name!r}: {error}") from error
+    schema.pop("title", None)
+    for key in schema.setdefault("properties", {}):
+        if _KEY.fullmatch(key) is None:
+            raise InvalidTool(
+                f"tool {name!r}: argument {key!r}: not every provider takes this name; use at most 64 of a-z, A-Z, "
+                "0-9, '_', '.', '-', or give the parameter an alias: Annotated[…, Field(alias=…)]"
+            )
+    return arguments, schema
+
+
+def _check(hint: Any, what: str, namespace: Mapping[str, Any]) -> None:
+    try:
+        _schema(_adapter(hint, namespace))
+    except _UNDESCRIBED as error:
+        raise InvalidTool(f"{what}: {error}") from error
+
+
+def _result(hint: Any, name: str, namespace: Mapping[str, Any]) -> TypeAdapter[Any] | None:
+    if hint is _UNSAID or hint is Any:
+        return None
+    try:
+        return _adapter(hint, namespace)
+    except _UNDESCRIBED as error:
+        raise InvalidTool(f"tool {name!r}: its result: {error}") from error
