@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import Limits, Message, Text, ToolCall, ToolResult, Usage
+from weft._limits import Progress
 from weft._machine import (
     Asked,
     Begin,
@@ -225,7 +226,7 @@ def test_a_reply_waits_for_the_results_that_are_on_their_way() -> None:
     assert run.feed(answer) == ()
     assert run.feed(Recorded()) == ()
     assert kinds(run.feed(Recorded())) == ["StepFinished", "Record"]
-    assert run.state.steps == 2
+    assert run.state.progress.steps == 2
 
 
 def test_tool_events_are_counted_over_the_whole_run() -> None:
@@ -405,7 +406,7 @@ def test_a_limit_after_refused_calls_is_one_record() -> None:
 
 
 def test_a_run_that_goes_on_counts_the_steps_it_had() -> None:
-    before = State(run="r", limits=Limits(steps=3), steps=3)
+    before = State(run="r", limits=Limits(steps=3), progress=Progress(steps=3))
     _, effects = advance(before, Begin())
     error = ended(effects).error
     assert error is not None
@@ -857,7 +858,7 @@ def open_calls(draw: st.DrawFn) -> tuple[OpenCall, ...]:
 
 def draw_reply(draw: st.DrawFn, state: State) -> Replied:
     kinds_drawn = draw(st.lists(st.sampled_from(PLAN_KINDS), max_size=5))
-    plans = tuple(make_plan(kind, f"{state.steps}.{place}") for place, kind in enumerate(kinds_drawn))
+    plans = tuple(make_plan(kind, f"{state.progress.steps}.{place}") for place, kind in enumerate(kinds_drawn))
     reason = draw(st.sampled_from(["stop", "length"]))
     return reply(*plans, reason=reason, usage=draw(st.sampled_from([SPENT, None])))
 

@@ -1434,6 +1434,8 @@ def test_a_model_named_by_a_string_is_looked_up_once() -> None:
 class Delegation:
     """What a delegating tool carries."""
 
+    sessions = True
+
     def __init__(self, agent: Agent[Any], *, depth: int = 8) -> None:
         self.agent = agent
         self.depth = depth

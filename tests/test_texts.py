@@ -10,11 +10,19 @@ from weft.messages import ToolCall, ToolResult
 
 GOLDEN = Path(__file__).parent / "golden" / "texts.txt"
 CALL = ToolCall(id="c", name="look", arguments="{}")
-TEXTS: dict[str, ToolResult] = {
+TEXTS: dict[str, ToolResult | str] = {
     "interrupted": _texts.interrupted("c"),
     "cancelled, started": _texts.cancelled("c", started=True),
     "cancelled, not started": _texts.cancelled("c", started=False),
-    "not_run": _texts.not_run("c"),
+    "not_run": _texts.not_run("c", "length"),
+    "not_run, refused": _texts.not_run("c", "refusal"),
+    "not_taken": _texts.not_taken("c"),
+    "output_taken": _texts.output_taken("c"),
+    "not_the_output": _texts.not_the_output("cents: Input should be greater than 0; got -1"),
+    "not_submitted": _texts.not_submitted("submit_output"),
+    "no_output": _texts.no_output("length"),
+    "no_output, refused": _texts.no_output("refusal"),
+    "no_output, filtered": _texts.no_output("filter"),
     "denied": _texts.denied("c", None),
     "denied, with a reason": _texts.denied("c", "too much"),
     "expired": _texts.expired("c"),
@@ -31,7 +39,8 @@ TEXTS: dict[str, ToolResult] = {
 
 
 def rendered() -> str:
-    return "".join(f"{name}\n    {text.code}: {text.content}\n" for name, text in TEXTS.items())
+    shown = {name: text if isinstance(text, str) else f"{text.code}: {text.content}" for name, text in TEXTS.items()}
+    return "".join(f"{name}\n    {text.replace(chr(10), '⏎')}\n" for name, text in shown.items())
 
 
 def test_the_texts_are_those_that_were_agreed_on() -> None:
@@ -46,4 +55,6 @@ def test_every_text_is_there() -> None:
 
 
 def test_the_texts_are_of_one_call_and_errors() -> None:
-    assert all(text.call == "c" and text.is_error for text in TEXTS.values())
+    results = {name: text for name, text in TEXTS.items() if isinstance(text, ToolResult)}
+    assert all(text.call == "c" for text in results.values())
+    assert [name for name, text in results.items() if not text.is_error] == ["output_taken"]

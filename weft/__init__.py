@@ -1,9 +1,10 @@
 """Agents that delegate, and that pick up where they stopped."""
 
 from weft._agent import Agent, RunStream
-from weft._machine import Limits
+from weft._limits import Limits
 from weft._ports import Clock, Ids
 from weft._result import Pending, Result
+from weft._run import StepInfo
 from weft._tool import CallInfo, Context, Retry, Tool, ToolError, tool
 from weft.errors import (
     Busy,
@@ -13,6 +14,7 @@ from weft.errors import (
     EndedOtherwise,
     LimitReached,
     ModelFailed,
+    NoOutput,
     RunFailed,
     WeftError,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "ModelFailed",
     "ModelInfo",
     "ModelRequest",
+    "NoOutput",
     "Pending",
     "Reasoning",
     "Result",
@@ -46,6 +49,7 @@ __all__ = [
     "RunFailed",
     "RunStream",
     "Settings",
+    "StepInfo",
     "Text",
     "Tool",
     "ToolCall",

@@ -12,14 +12,17 @@ from typing import Any, Generic, Self, TypeAlias, overload
 
 from typing_extensions import TypeVar, is_typeddict
 
+from weft._limits import Limits
 from weft._log import EventLog, EventStream
-from weft._machine import Begin, Limits, State
+from weft._machine import Begin, EffectKind, Rules, State
+from weft._output import SUBMIT, Output
 from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
 from weft._repair import Transcript, repair
-from weft._result import Result, raise_for
-from weft._run import BareRecorder, RunLoop, Setup, Slot
-from weft._tool import Context, Tool, as_tool, toolset
-from weft.errors import InsideLoop, NotAllowed, TurnCancelled, WrongCall
+from weft._result import Result, raise_for, with_output
+from weft._run import BareRecorder, RunLoop, Setup, Slot, StopCondition
+from weft._schema import inspect_output
+from weft._tool import Context, Tool, as_tool, delegating, toolset
+from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall
 from weft.events import Event
 from weft.messages import File, Message, Text, as_message
 from weft.model import Model, Settings
@@ -28,6 +31,7 @@ from weft.models.resolve import resolve
 __all__ = ["Agent", "RunStream"]
 
 DepsT = TypeVar("DepsT", default=None)
+OutputT = TypeVar("OutputT", default=str)
 
 Prompt: TypeAlias = str | Message | Sequence[Text | File]
 
@@ -51,7 +55,7 @@ def empty_context() -> ContextVars:
     return context
 
 
-class Agent(Generic[DepsT]):
+class Agent(Generic[DepsT, OutputT]):
     """Who answers: a model, instructions, tools, limits. A value; `replace` makes a changed copy.
 
     Making one does no I/O and needs no event loop: a model named by a string is looked up at its first use.
@@ -61,12 +65,19 @@ class Agent(Generic[DepsT]):
         name: What receipts, requests and `override` call it.
         instructions: Text, or a function of `Context` (sync or async), asked at each turn's start.
         deps: The type that tools may ask for; absent: none.
-        tools: Tools, or typed functions.
+        tools: Tools, typed functions, or other agents. An agent is a sub-agent under its own name: it gets a prompt
+            and the same deps, has no session, and what it spends counts to the run.
+        output: The type that the answer must have, any that pydantic can describe; absent: text. The model is asked
+            by its own JSON-schema mode where it has one, else by a submission tool.
         limits: What one run may spend.
         settings: How to ask the model.
+        stop_when: Asked after each step whose calls have their results; True ends the run as `stopped`. A function
+            of `StepInfo`, sync or async, or several.
         allow: The permissions that its tools may need; absent: everything.
+        description: What a model is told of it where it is another agent's tool.
 
     Raises:
+        WrongCall: The output type cannot be described.
         InvalidTool: A function cannot be a tool, or two tools have one name.
         NotAllowed: A tool needs a permission that `allow` lacks.
     """
@@ -74,28 +85,68 @@ class Agent(Generic[DepsT]):
     __slots__ = (
         "_definitions",
         "_model",
+        "_output",
+        "_submitting",
         "_tools",
         "allow",
         "deps",
+        "description",
         "instructions",
         "limits",
         "model",
         "name",
+        "output",
         "settings",
+        "stop_when",
     )
 
     @overload
     def __init__(
-        self: Agent[None],
+        self: Agent[None, str],
         model: Model | str,
         *,
         name: str = "agent",
         instructions: str | Callable[[Context[None]], Any] | None = None,
         deps: None = None,
-        tools: Iterable[Tool[None] | Callable[..., Any]] = (),
+        tools: Iterable[Tool[None] | Agent[Any, Any] | Callable[..., Any]] = (),
+        output: None = None,
         limits: Limits = ...,
         settings: Settings = ...,
+        stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
+        description: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Agent[DepsT, str],
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[Context[DepsT]], Any] | None = None,
+        deps: type[DepsT],
+        tools: Iterable[Tool[DepsT] | Agent[Any, Any] | Callable[..., Any]] = (),
+        output: None = None,
+        limits: Limits = ...,
+        settings: Settings = ...,
+        stop_when: StopCondition | Iterable[StopCondition] = ...,
+        allow: Iterable[str] | None = None,
+        description: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Agent[None, OutputT],
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[Context[None]], Any] | None = None,
+        deps: None = None,
+        tools: Iterable[Tool[None] | Agent[Any, Any] | Callable[..., Any]] = (),
+        output: type[OutputT],
+        limits: Limits = ...,
+        settings: Settings = ...,
+        stop_when: StopCondition | Iterable[StopCondition] = ...,
+        allow: Iterable[str] | None = None,
+        description: str | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -105,10 +156,29 @@ class Agent(Generic[DepsT]):
         name: str = "agent",
         instructions: str | Callable[[Context[DepsT]], Any] | None = None,
         deps: type[DepsT],
-        tools: Iterable[Tool[DepsT] | Callable[..., Any]] = (),
+        tools: Iterable[Tool[DepsT] | Agent[Any, Any] | Callable[..., Any]] = (),
+        output: type[OutputT],
         limits: Limits = ...,
         settings: Settings = ...,
+        stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
+        description: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Agent[Any, Any],
+        model: Model | str,
+        *,
+        name: str = "agent",
+        instructions: str | Callable[[Context[Any]], Any] | None = None,
+        deps: Any = None,
+        tools: Iterable[Tool[Any] | Agent[Any, Any] | Callable[..., Any]] = (),
+        output: Any,
+        limits: Limits = ...,
+        settings: Settings = ...,
+        stop_when: StopCondition | Iterable[StopCondition] = ...,
+        allow: Iterable[str] | None = None,
+        description: str | None = None,
     ) -> None: ...
     def __init__(  # noqa: PLR0913  # keyword-only, and each is a part of the value
         self,
@@ -118,9 +188,12 @@ class Agent(Generic[DepsT]):
         instructions: Any = None,
         deps: Any = None,
         tools: Iterable[Any] = (),
+        output: Any = None,
         limits: Limits = Limits(),  # noqa: B008  # a frozen value
         settings: Settings = Settings(),  # noqa: B008  # a frozen value
+        stop_when: Any = (),
         allow: Iterable[str] | None = None,
+        description: str | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -128,9 +201,19 @@ class Agent(Generic[DepsT]):
         self.deps = deps
         self.limits = limits
         self.settings = settings
+        self.output = None if output is str else output
+        self.stop_when: tuple[StopCondition, ...] = (stop_when,) if callable(stop_when) else tuple(stop_when)
         self.allow = None if allow is None else frozenset(allow)
-        self._tools = toolset(tuple(as_tool(item) for item in tools))
+        self.description = description
+        made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in tools]
+        self._tools = toolset(tuple(made))
         self._definitions = tuple(tool.definition for tool in self._tools.values())
+        self._output = None if self.output is None else Output(shape=inspect_output(self.output, name))
+        self._submitting = self._definitions
+        if self._output is not None:
+            if SUBMIT in self._tools:
+                raise InvalidTool(f"agent {name!r} has an output type, so no tool of it may be named {SUBMIT!r}")
+            self._submitting = (*self._definitions, self._output.definition)
         self._model: Model | None = None
         check_allowed(self._tools.values(), self.allow)
 
@@ -153,9 +236,12 @@ class Agent(Generic[DepsT]):
             "instructions": self.instructions,
             "deps": self.deps,
             "tools": self.tools,
+            "output": self.output,
             "limits": self.limits,
             "settings": self.settings,
+            "stop_when": self.stop_when,
             "allow": self.allow,
+            "description": self.description,
         }
         model = changes.pop("model", self.model)
         return type(self)(model, **{**values, **changes})
@@ -168,7 +254,7 @@ class Agent(Generic[DepsT]):
         history: Sequence[Message] = (),
         model: Model | str | None = None,
         settings: Settings | None = None,
-    ) -> Result:
+    ) -> Result[OutputT]:
         """One run, nothing stored.
 
         A call that needs an approval ends it with `stop="parked"` and the call in `result.pending`; to
@@ -196,7 +282,7 @@ class Agent(Generic[DepsT]):
         history: Sequence[Message] = (),
         model: Model | str | None = None,
         settings: Settings | None = None,
-    ) -> RunStream:
+    ) -> RunStream[OutputT]:
         """The same run, watched: an async context manager that is iterated for the run's events.
 
         Leaving it before the end cancels the run.
@@ -213,7 +299,7 @@ class Agent(Generic[DepsT]):
         history: Sequence[Message] = (),
         model: Model | str | None = None,
         settings: Settings | None = None,
-    ) -> Result:
+    ) -> Result[OutputT]:
         """The same run for scripts, on an event loop of its own.
 
         Raises:
@@ -254,15 +340,24 @@ class Agent(Generic[DepsT]):
         chain: tuple[object, ...] = (),
         allow: frozenset[str] | None = None,
     ) -> Setup:
+        chosen = self._resolved(model)
+        submits = self._output is not None and chosen.info().output == "tool"
         return Setup(
-            model=self._resolved(model),
+            model=chosen,
             instructions=self.instructions,
             tools=self._tools,
-            definitions=self._definitions,
+            definitions=self._submitting if submits else self._definitions,
             limits=self.limits,
             settings=settings or self.settings,
             allow=narrower(self.allow, allow),
             deps=deps,
+            output=self._output,
+            stop_when=self.stop_when,
+            rules=Rules(
+                stops=bool(self.stop_when),
+                structured=self._output is not None,
+                submission=SUBMIT if submits else None,
+            ),
             chain=(*chain, self),
         )
 
@@ -286,9 +381,10 @@ class Agent(Generic[DepsT]):
         ids = ids or SystemIds()
         base = repair(history) if history else []
         recorder = BareRecorder(ids.new())
+        setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow)
         loop = RunLoop(
-            self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow),
-            State(run=recorder.run, limits=self.limits),
+            setup,
+            State(run=recorder.run, limits=self.limits, rules=setup.rules),
             Transcript([as_message(prompt)]),
             base=base,
             base_length=len(base),
@@ -301,6 +397,36 @@ class Agent(Generic[DepsT]):
         )
         recorder.loop = loop
         return loop
+
+
+class SubAgent:
+    """What the tool of an agent that stands in `tools` carries: the run's own sub-agent, under no pool."""
+
+    sessions = False
+    depth = 8
+
+    def __init__(self, agent: Agent[Any, Any]) -> None:
+        self.agent = agent
+
+    async def child_deps(self, deps: object) -> object:
+        return None if self.agent.deps is None else deps
+
+    async def enter(self, *, returning: bool) -> None:
+        return None
+
+    def leave(self) -> None:
+        return None
+
+
+_STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
+
+
+def as_agent_tool(agent: Agent[Any, Any]) -> Tool[Any]:
+    """A tool that asks this agent. Its effect is the strictest of the agent's own tools'."""
+    effects = {tool.effect for tool in agent.tools}
+    effect: EffectKind = next((effect for effect in reversed(_STRICTNESS) if effect in effects), "none")
+    description = agent.description or f"Asks the agent {agent.name!r}; give it all that it needs to know."
+    return delegating(agent.name, description, SubAgent(agent), effect)
 
 
 def _structural(kind: type) -> bool:
@@ -329,24 +455,25 @@ def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> N
             raise NotAllowed(f"tool {tool.name!r} needs {missing}; allow it, or leave the tool out")
 
 
-async def _finish(loop: RunLoop) -> Result:
+async def _finish(loop: RunLoop) -> Result[Any]:
     ended = await loop.drive(Begin())
-    return raise_for(ended, loop.result(pending=loop.asked), loop.cause)
+    result = raise_for(ended, loop.result(pending=loop.asked), loop.cause)
+    return await with_output(result, loop.setup.output)
 
 
-class RunStream:
+class RunStream(Generic[OutputT]):
     """A run that is watched. Iterate it for its events, any number of times; then ask for its `result()`."""
 
     def __init__(self, loop: RunLoop, log: EventLog) -> None:
         self._loop = loop
         self._log = log
-        self._task: asyncio.Task[Result] | None = None
+        self._task: asyncio.Task[Result[OutputT]] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = start_task(self._drive(), name="weft stream")
         return self
 
-    async def _drive(self) -> Result:
+    async def _drive(self) -> Result[OutputT]:
         try:
             return await _finish(self._loop)
         finally:
@@ -367,7 +494,7 @@ class RunStream:
     def __aiter__(self) -> AsyncIterator[Event]:
         return _RunEvents(self, EventStream(self._log))
 
-    async def result(self) -> Result:
+    async def result(self) -> Result[OutputT]:
         """The run's result, when it is over. Raises as `run` does. Cancelling the wait does not cancel the run.
 
         Raises:
@@ -384,7 +511,7 @@ class RunStream:
 class _RunEvents:
     """A run's events; ends by raising where the run failed."""
 
-    def __init__(self, run: RunStream, events: EventStream) -> None:
+    def __init__(self, run: RunStream[Any], events: EventStream) -> None:
         self._run = run
         self._events = events
 

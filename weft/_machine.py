@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 from weft import _texts
+from weft._limits import START, Limits, Progress, reached
 from weft.events import (
     Event,
     Parked,
     RunFinished,
     RunStarted,
+    Steered,
     StepFinished,
     StepStarted,
     ToolFinished,
@@ -37,22 +39,6 @@ Gate: TypeAlias = Literal["bodies", "reply", "end"]
 Outcome: TypeAlias = Literal["answered", "parked", "stopped", "failed", "cancelled"]
 
 UNKNOWN_CALL = Usage(unknown=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a run may spend. Checked before the model is called again: a step that ends the run may overshoot."""
-
-    steps: int = 10
-    """Model calls of one run, across parks and recoveries."""
-    tokens: int | None = None
-    """Input and output tokens of one run; None is without limit."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError("Limits(steps=…) is at least 1")
-        if self.tokens is not None and self.tokens < 1:
-            raise ValueError("Limits(tokens=…) is at least 1, or None")
 
 
 # What the shell found out about a call before anything of it runs.
@@ -80,6 +66,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The call brings the run's output, which fits; no body runs, and the run ends with this step."""
+
+    call: ToolCall
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
     """The call may run once somebody has approved it."""
 
@@ -92,7 +86,8 @@ class Gated:
     attempts: int = 3
 
 
-Plan: TypeAlias = Ready | Refused | Gated
+Plan: TypeAlias = Ready | Refused | Submitted | Gated
+_WITHOUT_BODY = (Refused, Submitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +167,17 @@ class Ended:
     """What no message carries."""
 
 
-Fact: TypeAlias = Said | Started | Finished | Asked | Ended
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A user message enters the run between two steps: a steer, or the word that an answer does not fit."""
+
+    message: Message
+    source: Literal["steer", "correction"]
+    item: str | None = None
+    """The accepted input that it delivers."""
+
+
+Fact: TypeAlias = Said | Started | Finished | Asked | Joined | Ended
 
 
 # Inputs.
@@ -183,6 +188,10 @@ class Begin:
     """Start, or go on: `open` are the calls of the last assistant message that have no result."""
 
     open: tuple[OpenCall, ...] = ()
+    stepped: bool = False
+    """The transcript ends with the results of a step of this run."""
+    submitted: bool = False
+    """The last assistant message has brought the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,8 @@ class Replied:
     finish: Finish
     model: str
     plans: tuple[Plan, ...]
+    problem: str | None = None
+    """Why the reply, which has no calls, is no answer: what the model is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +256,39 @@ class CallUncertain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A sub-agent that gave no result has spent this."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopChecked:
+    """What the stop conditions say of the step."""
+
+    stop: bool
+    error: ErrorInfo | None = None
+    """One of them is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steer:
+    """Input for the running run.
+
+    It joins at the next drain point: after a step's results, or before an answer ends the run. Where the run ends
+    before, it has not been delivered.
+    """
+
+    message: Message
+    item: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The run's time is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
     """Stop; the bodies have been stopped already."""
 
@@ -261,6 +305,10 @@ Input: TypeAlias = (
     | CallParked
     | CallResumed
     | CallUncertain
+    | Spent
+    | StopChecked
+    | Steer
+    | Deadline
     | Cancelled
 )
 
@@ -289,6 +337,11 @@ class RunTools:
     attempts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckStop:
+    """Ask the stop conditions about the step that is over; answer with `StopChecked`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
     """Tell observers."""
@@ -304,7 +357,7 @@ class End:
     """None: the run was taken away; nothing is known of its end."""
 
 
-Effect: TypeAlias = Record | CallModel | RunTools | Emit | End
+Effect: TypeAlias = Record | CallModel | RunTools | CheckStop | Emit | End
 
 
 # State.
@@ -324,6 +377,7 @@ class Step(NamedTuple):
     """Waits for a person: gated, uncertain, or a parked child."""
     started: int = 0
     asks: tuple[Asked, ...] = ()
+    submitted: bool = False
 
     @property
     def all(self) -> int:
@@ -339,19 +393,36 @@ class Step(NamedTuple):
         return tuple(plan.call for place, plan in enumerate(self.plans) if not self.done >> place & 1)
 
 
+class Rules(NamedTuple):
+    """What stays the same during a run, beside its limits."""
+
+    stops: bool = False
+    """It has stop conditions."""
+    structured: bool = False
+    """Its answer is structured output: one that was refused, filtered or cut is a failure."""
+    submission: str | None = None
+    """The tool whose call brings the output; None where the answer's text does."""
+
+
 class State(NamedTuple):
     """A run at one moment."""
 
     run: str
     limits: Limits
-    steps: int = 0
+    rules: Rules = Rules()
+    progress: Progress = START
     usage: Usage = NO_USAGE
-    phase: Literal["new", "model", "bodies", "tools", "ending", "ended"] = "new"
+    extra: Usage = NO_USAGE
+    """The part of `usage` that no message carries."""
+    phase: Literal["new", "model", "bodies", "tools", "stopping", "ending", "ended"] = "new"
     step: Step | None = None
     text: str = ""
     seq: int = 0
     unrecorded: int = 0
     held: Replied | None = None
+    steers: tuple[Steer, ...] = ()
+    late: bool = False
+    """Its time is over."""
     end: Ended | None = None
 
 
@@ -379,6 +450,14 @@ def advance(state: State, given: Input) -> Moved:  # noqa: C901, PLR0911, PLR091
             return _call_resumed(state, given.call)
         case CallUncertain():
             return _call_uncertain(state, given)
+        case StopChecked():
+            return _stop_checked(state, given)
+        case Steer():
+            return _steered(state, given)
+        case Spent():
+            return _spend(state, given.usage), ()
+        case Deadline():
+            return state._replace(late=True), ()
         case Cancelled():
             return _cancelled(state, given)
         case RecordRefused():
@@ -395,27 +474,43 @@ def _begin(state: State, given: Begin) -> Moved:
     if state.phase != "new":
         return state, ()
     started = Emit(event=RunStarted(run=state.run))
-    if not given.open:
-        state, effects = _call_model(state)
+    if given.open:
+        state, effects = _open_step(state, (), given.open, submitted=given.submitted)
+    elif given.submitted:
+        state, effects = _answer(state, (), "stop")
+    elif given.stepped:
+        state, effects = _leave_step(state, ())
     else:
-        state, effects = _open_step(state, (), given.open)
+        state, effects = _next_step(state, ())
     return state, (started, *effects)
 
 
-def _call_model(state: State) -> Moved:
-    """Call the model, or say which limit forbids it."""
-    limits = state.limits
-    if state.steps >= limits.steps:
-        return _limit(state, "steps", f"the run has made {state.steps} model calls, and may make {limits.steps}")
-    if limits.tokens is not None and state.usage.tokens >= limits.tokens:
-        return _limit(state, "tokens", f"the run has used {state.usage.tokens} tokens, and may use {limits.tokens}")
-    started = Emit(event=StepStarted(run=state.run, step=state.steps + 1))
-    return state._replace(phase="model", step=None), (started, CallModel())
+def _spend(state: State, usage: Usage) -> State:
+    """Count what no message carries."""
+    return state._replace(usage=state.usage + usage, extra=state.extra + usage)
 
 
-def _limit(state: State, limit: str, message: str) -> Moved:
-    error = ErrorInfo(kind="limit", code="LIMIT", message=message, details={"limit": limit})
-    return _finish(state, (), Ended(outcome="failed", error=error))
+def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
+    """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
+    error = reached(state.limits, state.progress, state.usage, late=state.late)
+    if error is not None:
+        return _fail(state, facts, error)
+    told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
+    if state.steers:
+        told = (*(Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers), *told)
+        facts += tuple(Joined(message=steer.message, source="steer", item=steer.item) for steer in state.steers)
+        state = state._replace(steers=())
+    state = state._replace(phase="model", step=None)
+    if not facts:
+        return state, told
+    state, record = _record(state, facts, "reply")
+    return state, (record, *told)
+
+
+def _steered(state: State, given: Steer) -> Moved:
+    if state.phase == "ending":
+        return state, ()
+    return state._replace(steers=(*state.steers, given)), ()
 
 
 def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
@@ -423,12 +518,23 @@ def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
     return state._replace(phase="ending", end=ended, held=None), (record,)
 
 
+def _fail(state: State, facts: tuple[Fact, ...], error: ErrorInfo) -> Moved:
+    return _finish(state, facts, Ended(outcome="failed", error=error, usage=state.extra))
+
+
+def _answer(state: State, facts: tuple[Fact, ...], reason: str) -> Moved:
+    """The run has its answer, unless something has come for it meanwhile."""
+    if state.steers:
+        return _next_step(state, facts)
+    return _finish(state, facts, Ended(outcome="answered", stop=reason, usage=state.extra))
+
+
 def _model_failed(state: State, given: ModelFailed) -> Moved:
     if state.phase not in ("new", "model") or state.held is not None:
         return state, ()
-    extra = UNKNOWN_CALL if state.phase == "model" else NO_USAGE
-    ended = Ended(outcome="failed", error=given.error, usage=extra)
-    return _finish(state._replace(usage=state.usage + extra), (), ended)
+    if state.phase == "model":
+        state = _spend(state, UNKNOWN_CALL)
+    return _fail(state, (), given.error)
 
 
 def _recorded(state: State) -> Moved:
@@ -466,57 +572,59 @@ def _replied(state: State, given: Replied) -> Moved:
         return state, ()
     if state.unrecorded:
         return state._replace(held=given), ()
-    usage = given.finish.usage
+    usage, reason = given.finish.usage, given.finish.reason
     state = state._replace(
-        steps=state.steps + 1,
+        progress=state.progress.said(given.message),
         usage=state.usage + (UNKNOWN_CALL if usage is None else usage),
         text=given.message.text,
     )
-    said = Said(message=given.message, usage=usage, finish=given.finish.reason, model=given.model)
-    told = Emit(event=StepFinished(run=state.run, step=state.steps, message=given.message, usage=usage))
-    if not given.plans:
-        state, effects = _finish(state, (said,), Ended(outcome="answered", stop=given.finish.reason))
-    elif given.finish.reason == "length":
-        state, effects = _cut(state, said, given.plans)
+    said = Said(message=given.message, usage=usage, finish=reason, model=given.model)
+    told = Emit(event=StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage))
+    if reason in _texts.BROKEN_OFF:
+        state, effects = _broken_off(state, said, given.plans)
+    elif given.plans:
+        state, effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))
+    elif given.problem is not None:
+        correction = Joined(message=Message.user(given.problem), source="correction")
+        state, effects = _next_step(state._replace(progress=state.progress.corrected()), (said, correction))
     else:
-        state, effects = _open_step(state, (said,), tuple(OpenCall(plan=plan) for plan in given.plans))
+        state, effects = _answer(state, (said,), reason)
     return state, (told, *effects)
 
 
-def _cut(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
-    """The output limit cut the reply: no call of it can be trusted to be what was meant."""
-    results = tuple(_texts.not_run(plan.call.id) for plan in plans)
-    facts = tuple(Finished(result=result, source="refused") for result in results)
+def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
+    """Cut by the output limit, refused or filtered: no call of it can be trusted to be what was meant."""
+    reason = said.finish
+    results = tuple(_texts.not_run(plan.call.id, reason) for plan in plans)
+    facts: tuple[Fact, ...] = (said, *(Finished(result=result, source="refused") for result in results))
     state, told = _tell(state, results)
-    state, effects = _next_step(state, (said, *facts))
+    output = not plans or any(plan.call.name == state.rules.submission for plan in plans)
+    if state.rules.structured and (output or reason != "length"):
+        error = ErrorInfo(kind="output", code=_texts.BROKEN_OFF[reason], message=_texts.no_output(reason))
+        state, effects = _fail(state, facts, error)
+    elif plans and reason == "length":
+        state, effects = _next_step(state, facts)
+    else:
+        state, effects = _answer(state, facts, reason)
     return state, (*told, *effects)
-
-
-def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
-    """Record, and call the model again; one record where a limit ends the run instead."""
-    following, effects = _call_model(state)
-    if not facts:
-        return following, effects
-    if following.phase == "ending" and following.end is not None:
-        return _finish(state, facts, following.end)
-    state, record = _record(following, facts, "reply")
-    return state, (record, *effects)
 
 
 # A step.
 
 
-def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...]) -> Moved:
+def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...], *, submitted: bool = False) -> Moved:
     """Decide for each open call: refuse, ask, start, or go on with what was started."""
     starts: list[Start] = []
     asks: list[Asked] = []
     refused: list[ToolResult] = []
     done = waiting = 0
+    progress = state.progress
     for place, call in enumerate(calls):
         match _decide(call):
             case ToolResult() as result:
                 refused.append(result)
                 done |= 1 << place
+                progress = progress.answered(call.plan.call.name, result.code)
             case Asked() as asked:
                 asks.append(asked)
                 waiting |= 1 << place
@@ -532,12 +640,13 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
         waiting=waiting,
         started=sum(1 << place for place, call in enumerate(calls) if call.started),
         asks=tuple(asks),
+        submitted=submitted or any(isinstance(call.plan, Submitted) for call in calls),
     )
     facts += tuple(Finished(result=result, source="refused") for result in refused)
     if starts:
         facts += (Started(starts=tuple(starts)),)
     state, told = _tell(state, tuple(refused))
-    state = state._replace(phase="bodies", step=step)
+    state = state._replace(phase="bodies", step=step, progress=progress)
     runs = step.all & ~done & ~waiting
     if not runs:
         return _step_over(state, step, facts, told)
@@ -551,7 +660,7 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
 def _decide(call: OpenCall) -> ToolResult | Asked | Start | None:
     """What has to be written before this call can go on; None where nothing has to be."""
     plan = call.plan
-    if isinstance(plan, Refused):
+    if isinstance(plan, _WITHOUT_BODY):
         return plan.result
     if call.fresh or call.delegated:
         return None
@@ -575,7 +684,7 @@ def _run_bodies(state: State, step: Step) -> Moved:
     effects: list[Effect] = []
     seq = state.seq
     for place, plan in enumerate(step.plans):
-        if runs >> place & 1 and not isinstance(plan, Refused):
+        if runs >> place & 1 and not isinstance(plan, _WITHOUT_BODY):
             plans.append(plan)
             attempts.append(step.attempts[place])
             effects.append(Emit(event=ToolStarted(run=state.run, seq=seq, call=plan.call)))
@@ -600,11 +709,15 @@ def _call_finished(state: State, given: CallFinished) -> Moved:
     bit = 0 if step is None else step.bit(given.result.call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
-    attempt = step.attempts[step.places[given.result.call]]
+    place = step.places[given.result.call]
+    attempt, name = step.attempts[place], step.plans[place].call.name
     fact = Finished(result=given.result, source=given.source, attempt=attempt)
     step = step._replace(done=step.done | bit, waiting=step.waiting & ~bit)
     told = Emit(event=ToolFinished(run=state.run, seq=state.seq, result=given.result))
-    state = state._replace(step=step, seq=state.seq + 1, usage=state.usage + given.usage)
+    progress = state.progress.answered(name, given.result.code)
+    state = state._replace(step=step, seq=state.seq + 1, progress=progress)
+    if given.usage is not NO_USAGE:
+        state = _spend(state, given.usage)
     return _step_over(state, step, (fact,), (told,))
 
 
@@ -618,10 +731,33 @@ def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Ef
     if step.waiting:
         waiting = tuple(call.id for call in step.open())
         asks = tuple(asked for asked in step.asks if asked.call.id in waiting)
-        state, effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting))
-        return state, (*told, *effects)
-    state, effects = _next_step(state, facts)
+        state, effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting, usage=state.extra))
+    elif step.submitted:
+        state, effects = _answer(state, facts, "stop")
+    else:
+        state, effects = _leave_step(state, facts)
     return state, (*told, *effects)
+
+
+def _leave_step(state: State, facts: tuple[Fact, ...]) -> Moved:
+    """Each call has its result: ask the stop conditions, where there are any, or go on."""
+    if not state.rules.stops:
+        return _next_step(state, facts)
+    state = state._replace(phase="stopping")
+    if not facts:
+        return state, (CheckStop(),)
+    state, record = _record(state, facts, "reply")
+    return state, (record, CheckStop())
+
+
+def _stop_checked(state: State, given: StopChecked) -> Moved:
+    if state.phase != "stopping":
+        return state, ()
+    if given.error is not None:
+        return _fail(state, (), given.error)
+    if given.stop:
+        return _finish(state, (), Ended(outcome="stopped", usage=state.extra))
+    return _next_step(state, ())
 
 
 def _call_parked(state: State, call: str) -> Moved:
@@ -647,7 +783,7 @@ def _call_uncertain(state: State, given: CallUncertain) -> Moved:
     if step is None or not bit or step.waiting & bit or state.phase != "tools":
         return state, ()
     plan = step.plans[step.places[given.call]]
-    assert not isinstance(plan, Refused)
+    assert not isinstance(plan, _WITHOUT_BODY)
     asks = (*step.asks, _uncertain(plan, given.reason))
     step = step._replace(waiting=step.waiting | bit, asks=asks)
     return _step_over(state._replace(step=step), step, (), ())
@@ -657,8 +793,8 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
     """Give each open call a result, and end. What was recorded stays; a reply that was held is dropped."""
     if state.phase == "ending":
         return state, ()
-    lost = given.model_in_flight or state.held is not None
-    extra = UNKNOWN_CALL if lost else NO_USAGE
+    if given.model_in_flight or state.held is not None:
+        state = _spend(state, UNKNOWN_CALL)
     step = state.step
     results: list[ToolResult] = []
     if step is not None:
@@ -666,6 +802,6 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
             started = bool(step.started >> step.places[call.id] & 1)
             results.append(_texts.cancelled(call.id, started=started))
     facts = tuple(Finished(result=result, source="cancel") for result in results)
-    state, told = _tell(state._replace(usage=state.usage + extra), tuple(results))
-    state, effects = _finish(state, facts, Ended(outcome="cancelled", usage=extra))
+    state, told = _tell(state, tuple(results))
+    state, effects = _finish(state, facts, Ended(outcome="cancelled", usage=state.extra))
     return state, (*told, *effects)

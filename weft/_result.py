@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from weft import _texts
+from weft._contain import Contained
 from weft._machine import Ended
-from weft.errors import LimitReached, RunFailed, TurnCancelled, WeftError
+from weft._output import Output, output_text
+from weft.errors import Changed, LimitReached, NoOutput, RunFailed, TurnCancelled, WeftError, WrongCall
 from weft.errors import ModelFailed as ModelFailedError
 from weft.messages import ErrorInfo, Message, ToolResult, Usage, clean_text
+
+OutputT_co = TypeVar("OutputT_co", covariant=True, default=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +30,15 @@ class Pending:
     reason: str | None
 
 
+class _Missing:
+    """Marks a result without an output."""
+
+
+_MISSING = _Missing()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Generic[OutputT_co]):
     """What a run, or a turn, came to."""
 
     text: str
@@ -33,7 +46,7 @@ class Result:
     usage: Usage
     """Of this run, all its steps and sub-agents."""
     stop: str
-    """`answered`, `parked`, `stopped`; on an error's `result`, `failed`."""
+    """`answered`, `parked`, `stopped` (by a stop condition); on an error's `result`, `failed`."""
     finish: str | None = None
     """The last reply's finish reason: `stop`, `length`, `refusal`, `filter`, …"""
     run: str
@@ -41,6 +54,18 @@ class Result:
     pending: tuple[Any, ...] = ()
     """What waits for a decision: in a session, its requests."""
     _history: Sequence[Message] = field(default=(), repr=False)
+    _output: OutputT_co | _Missing = field(default=_MISSING, repr=False)
+
+    @property
+    def output(self) -> OutputT_co:
+        """The answer, of the agent's output type; for an agent without one, the text.
+
+        Raises:
+            WrongCall: There is none: the run is parked, stopped, or failed.
+        """
+        if isinstance(self._output, _Missing):
+            raise WrongCall(f"the run has no output: it is {self.stop}; see stop, pending and text")
+        return self._output
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -53,12 +78,29 @@ class Result:
         return self.stop == "parked"
 
 
-def raise_for(ended: Ended | None, result: Result, cause: BaseException | None = None) -> Result:
+async def with_output(result: Result[Any], output: Output | None) -> Result[Any]:
+    """The same result with its output, where the run was answered.
+
+    Raises:
+        Changed: What is stored does not fit the output type that the agent has now.
+    """
+    if result.stop != "answered":
+        return result
+    if output is None:
+        return replace(result, _output=result.text)
+    value = await output.read(output_text(result._history))
+    if isinstance(value, Contained):
+        raise Changed("the stored answer does not fit the agent's output type; open it with the type as it was")
+    return replace(result, _output=value)
+
+
+def raise_for(ended: Ended | None, result: Result[Any], cause: BaseException | None = None) -> Result[Any]:
     """The result of a run that gave one.
 
     Raises:
         LimitReached: A limit stopped it.
         ModelFailedError: The model call failed.
+        NoOutput: The answer is not the structured output that was asked for.
         RunFailed: It failed otherwise.
         TurnCancelled: It was cancelled.
     """
@@ -70,6 +112,8 @@ def raise_for(ended: Ended | None, result: Result, cause: BaseException | None =
     match error.kind:
         case "limit":
             raise LimitReached(error.message, limit=error.details.get("limit", ""), result=result)
+        case "output":
+            raise NoOutput(error.message, code=error.code, result=result)
         case "model":
             raise ModelFailedError(error.message, code=error.code, result=result) from cause
         case _:

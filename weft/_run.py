@@ -7,13 +7,15 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain
+from weft._idle import Idle
+from weft._limits import Limits
 from weft._log import EventLog
 from weft._machine import (
     Asked,
@@ -24,6 +26,8 @@ from weft._machine import (
     CallResumed,
     CallUncertain,
     Cancelled,
+    CheckStop,
+    Deadline,
     Effect,
     Emit,
     End,
@@ -31,7 +35,7 @@ from weft._machine import (
     Finished,
     Gated,
     Input,
-    Limits,
+    Joined,
     ModelFailed,
     Plan,
     Ready,
@@ -40,21 +44,28 @@ from weft._machine import (
     RecordRefused,
     Refused,
     Replied,
+    Rules,
     RunTools,
     Said,
+    Spent,
     State,
+    StopChecked,
+    Submitted,
     advance,
 )
-from weft._ports import Clock, Ids
+from weft._output import Broken, Output, taken_call
+from weft._ports import Clock, Ids, Timer
 from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import Pending, Result, child_result, reason_of
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import call_user_code, digest_of, judge, run_body
-from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, clean_text
+from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
+    Finish,
     Model,
     ModelError,
+    ModelEvent,
     ModelRequest,
     Position,
     Settings,
@@ -96,6 +107,23 @@ Instructions: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepInfo:
+    """A step that is over, as a stop condition sees it."""
+
+    step: int
+    """Counts from 1 over the whole run."""
+    message: Message
+    """What the model said, with its calls."""
+    results: tuple[ToolResult, ...]
+    """The calls' results, in call order."""
+    usage: Usage
+    """Of the run so far."""
+
+
+StopCondition: TypeAlias = Callable[[StepInfo], bool | Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What stays the same during a run."""
 
@@ -107,6 +135,9 @@ class Setup:
     settings: Settings
     allow: frozenset[str] | None
     deps: Any
+    output: Output | None
+    stop_when: tuple[StopCondition, ...]
+    rules: Rules
     chain: tuple[object, ...]
     """The agents at work from the root down to this one, for the guard against cycles."""
 
@@ -166,8 +197,10 @@ class _Since:
     before: State
     given: Input
     records: bool
-    said: int | None
-    """The length of the transcript before it, where it added a message."""
+    said: int | None = None
+    """The length of the transcript before the first message that it added."""
+    replies: int = 0
+    """How many of the model's it added."""
 
 
 class RunLoop:
@@ -187,6 +220,7 @@ class RunLoop:
         ids: Ids,
         events: EventLog | None,
         slot: Slot,
+        worked: float = 0.0,
     ) -> None:
         self.setup = setup
         self.state = state
@@ -205,14 +239,17 @@ class RunLoop:
         self._ids = ids
         self._events = events
         self._slot = slot
+        self._worked = worked
+        """Seconds at work in earlier turns of the run."""
         self._instructions: str | None = None
         self._since: list[_Since] = []
         self._inputs: list[Input] = []
         self._feeding = False
         self._quiet = False
-        self._work: CallModel | RunTools | None = None
+        self._work: CallModel | RunTools | CheckStop | None = None
         self._running: set[str] = set()
         self._asking = False
+        """Whether a model call is being made; the machine that went back may ask for it again."""
         self._in_flight = False
         """Whether a model call was made whose reply is not known."""
         self._idle: asyncio.Future[None] | None = None
@@ -254,7 +291,7 @@ class RunLoop:
             said = [item.said for item in since if item.said is not None]
             if said:
                 self.transcript.cut(said[0])
-                self._replies -= len(said)
+                self._replies -= sum(item.replies for item in since)
             self.state = since[0].before
         if cancel and (self.state.held is not None or any(isinstance(item.given, Replied) for item in since)):
             self.state = self.state._replace(held=None)
@@ -310,6 +347,7 @@ class RunLoop:
         """
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
+        timer = self._clocked()
         try:
             await self._guard(self._prepare(begin))
             while not self.over:
@@ -320,12 +358,27 @@ class RunLoop:
                     await self._guard(self._call_model())
                 elif isinstance(work, RunTools):
                     await self._guard(self._run_tools(work))
+                elif isinstance(work, CheckStop):
+                    await self._guard(self._check_stop())
                 else:
                     await self._wait()
         finally:
             self.over = True
+            if timer is not None:
+                timer.cancel()
             self._slot.hand_back()
         return self.ended
+
+    def _clocked(self) -> Timer | None:
+        """Tell the machine when the run's time is over."""
+        seconds = self.state.limits.seconds
+        if seconds is None:
+            return None
+        left = seconds - self._worked
+        if left <= 0:
+            self.feed(Deadline())
+            return None
+        return self._clock.deadline(left, partial(self.feed, Deadline()))
 
     async def _prepare(self, begin: Begin) -> None:
         setup = self.setup
@@ -339,7 +392,31 @@ class RunLoop:
             self._instructions = clean_text(str(text))
         else:
             self._instructions = setup.instructions
-        self.feed(begin)
+        self.feed(self._where(begin) if self.state.progress.steps else begin)
+
+    def _where(self, begin: Begin) -> Begin:
+        """Where a run goes on: with which step's results behind it, and whether its output is there."""
+        message, results = self._last_step()
+        if message is None:
+            return begin
+        stepped = not begin.open and bool(results)
+        return replace(begin, stepped=stepped, submitted=taken_call(message, results) is not None)
+
+    def _last_step(self) -> tuple[Message | None, tuple[ToolResult, ...]]:
+        """The assistant message that the transcript ends with, and the results of its calls so far."""
+        history = self.history()
+        partial_results = self.transcript.partial()
+        results = () if partial_results is None else partial_results.results
+        for place in range(len(history) - 1, max(len(history) - 3, -1), -1):
+            message = history[place]
+            match message.role:
+                case "tool":
+                    results = message.results
+                case "assistant":
+                    return message, results
+                case "user":
+                    break
+        return None, ()
 
     def _halt(self) -> None:
         stop, self._stop = self._stop, None
@@ -361,12 +438,19 @@ class RunLoop:
             await work
         except asyncio.CancelledError:
             if not self._settle_cancel():
+                self._close_bare()
                 raise
         else:
             if not self._settle_cancel() and self._cancelled_outside():
+                self._close_bare()
                 raise asyncio.CancelledError  # what was awaited has swallowed it
         finally:
             self._interruptible = False
+
+    def _close_bare(self) -> None:
+        """Cancelled from outside: a bare run is over, so its usage is what it is; a session's is handed on."""
+        if not self._recorder.durable:
+            self.feed(Cancelled(model_in_flight=self._in_flight))
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:
@@ -412,7 +496,7 @@ class RunLoop:
             self._acknowledge()
         records = Record in map(type, effects)
         if records or self._since:
-            self._since.append(_Since(before, given, records, None))
+            self._since.append(_Since(before, given, records))
         for effect in effects:
             self._carry_out(effect)
 
@@ -437,7 +521,7 @@ class RunLoop:
                 if not self._asking:
                     self._work = effect
                     self._wake()
-            case RunTools():
+            case RunTools() | CheckStop():
                 self._work = effect
                 self._wake()
             case End():
@@ -447,10 +531,8 @@ class RunLoop:
 
     def _remember(self, record: Record) -> None:
         for fact in record.facts:
-            if isinstance(fact, Said):
-                self._since[-1].said = len(self.transcript.messages)
-                self.transcript.say(fact.message)
-                self._replies += 1
+            if isinstance(fact, Said | Joined):
+                self._add(fact.message)
             elif isinstance(fact, Finished):
                 self.transcript.answer(fact.result)
             elif isinstance(fact, Ended):
@@ -459,6 +541,15 @@ class RunLoop:
                     Pending(call=ask.call.id, tool=ask.call.name, args=ask.call.arguments, reason=ask.reason)
                     for ask in asked
                 )
+
+    def _add(self, message: Message) -> None:
+        since = self._since[-1]
+        if since.said is None:
+            since.said = len(self.transcript.messages)
+        if message.role == "assistant":
+            since.replies += 1
+            self._replies += 1
+        self.transcript.say(message)
 
     # -- the model
 
@@ -476,6 +567,20 @@ class RunLoop:
         else:
             self.feed(reply)
 
+    async def _check_stop(self) -> None:
+        message, results = self._last_step()
+        stop = False
+        if message is not None and message.calls:
+            step = StepInfo(step=self.state.progress.steps, message=message, results=results, usage=self.state.usage)
+            for condition in self.setup.stop_when:
+                answer = await contain("approver", call_user_code(partial(condition, step)))
+                if isinstance(answer, Contained):
+                    self.cause = answer.cause
+                    self.feed(StopChecked(stop=False, error=_broken("stop condition", answer.cause)))
+                    return
+                stop = stop or bool(answer)
+        self.feed(StopChecked(stop=stop))
+
     async def _ask(self) -> Replied:
         setup = self.setup
         info = setup.model.info()
@@ -483,30 +588,82 @@ class RunLoop:
             instructions=self._instructions,
             messages=self.history(),
             tools=setup.definitions,
+            tool_choice=self._tool_choice(),
             settings=setup.settings,
+            output_schema=None if setup.output is None or setup.rules.submission else setup.output.shape.schema,
             run_id=self.state.run,
             position=Position(thread=self._recorder.thread, index=self._replies),
         )
         reply = Reply(self.state.run, self._ids, self._events)
         self._in_flight = True
-        stream = setup.model.stream(request)
-        try:
-            async for event in stream:
-                reply.take(event)
-        finally:  # in this task; an iterator that cannot be closed is left alone
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
+        await self._listen(setup.model.stream(request), reply)
         message, finish = reply.whole(info)
         by = finish.by or info
+        plans, problem = await self._judge(message, finish)
+        return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=plans, problem=problem)
+
+    def _tool_choice(self) -> str:
+        """How this model call may call tools.
+
+        What forces a call holds for the first model call of a run only, or else the run would never end; but where a
+        call brings the output, each reply has to call something.
+        """
+        choice = self.setup.settings.tool_choice or "auto"
+        if choice not in ("auto", "none") and self.state.progress.steps == 0:
+            return choice
+        if self.setup.rules.submission:
+            return "required"
+        return "none" if choice == "none" else "auto"
+
+    async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply) -> None:
+        """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
+        settings = self.setup.settings
+        idle = Idle(self._clock, settings.idle if settings.stream else None, self._task)
+        take, heard = reply.take, idle.heard
+        try:
+            async for event in stream:
+                take(event)
+                heard()
+        except asyncio.CancelledError:
+            if not self._took_back(idle):
+                raise
+            text = f"the model said nothing for {settings.idle:g} seconds"
+            raise ModelError(text, code="MODEL_TIMEOUT") from None
+        else:
+            self._took_back(idle)  # the stream has swallowed it
+        finally:
+            idle.stop()
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+    def _took_back(self, idle: Idle) -> bool:
+        """Whether the watchdog has cancelled, which is taken back, and nobody else."""
+        return idle.fired and self._task is not None and self._task.uncancel() <= self._cancelling
+
+    async def _judge(self, message: Message, finish: Finish) -> tuple[tuple[Plan, ...], str | None]:
+        """A plan for each call, and why a reply without calls is no answer."""
+        output, submission = self.setup.output, self.setup.rules.submission
+        calls = message.calls
+        if finish.reason in _texts.BROKEN_OFF:  # nobody is asked about calls that do not run
+            return tuple(Refused(call=call, result=_texts.not_run(call.id, finish.reason)) for call in calls), None
+        if output is not None and not calls:
+            if submission is not None:
+                return (), _texts.not_submitted(submission)
+            problem = await output.problem(message.text)
+            return (), None if problem is None else _texts.not_the_output(_texts.capped(problem, _texts.RESULT_CAP))
         plans: list[Plan] = []
-        for call in message.calls:
-            plans.append(self._guard_delegation(await judge(call, setup.tools, setup.allow)))
-        return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=tuple(plans))
+        for call in calls:
+            if output is not None and call.name == submission:
+                taken = any(isinstance(plan, Submitted) for plan in plans)
+                refused = Refused(call=call, result=_texts.not_taken(call.id))
+                plans.append(refused if taken else await output.judge(call))
+            else:
+                plans.append(self._guard_delegation(await judge(call, self.setup.tools, self.setup.allow)))
+        return tuple(plans), None
 
     def _guard_delegation(self, plan: Plan) -> Plan:
-        if isinstance(plan, Ready) and plan.delegate:
-            delegate = self.setup.tools[plan.call.name]._delegate
-            assert delegate is not None
+        delegate = self.setup.tools[plan.call.name]._delegate if isinstance(plan, Ready) else None
+        if delegate is not None:
             refusal = refuse_delegation(delegate, self.setup.chain, plan.call.id)
             if refusal is not None:
                 return Refused(call=plan.call, result=refusal)
@@ -558,7 +715,7 @@ class RunLoop:
         if not self._recorder.may_act():
             return
         context = self._context(call, attempt)
-        if isinstance(plan, Ready) and plan.delegate:
+        if tool._delegate is not None:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
         else:
             finished = await run_body(tool, plan, context, self._clock, durable=self._recorder.durable)
@@ -578,9 +735,14 @@ class RunLoop:
         self._slot.hand_back()
         slot = Slot(delegate)
         await slot.take()
+        run: RunLoop | Contained | None = None
         try:
             run = await contain("child", self._sub_loop(delegate, tool, call, context, slot))
             ended = run if isinstance(run, Contained) else await contain("child", run.drive(Begin()))
+        except asyncio.CancelledError:
+            if isinstance(run, RunLoop):
+                self.feed(Spent(usage=run.state.usage))
+            raise
         finally:
             slot.hand_back()
         usage = NO_USAGE if isinstance(run, Contained) else run.state.usage
@@ -649,6 +811,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _describe(error: Exception) -> ErrorInfo:
+    if isinstance(error, Broken):
+        return error.error
     if isinstance(error, ModelError):
         return ErrorInfo(kind="model", code=error.code, message=clean_text(str(error)))
     return ErrorInfo(kind="model", code="MODEL", message=f"the model call failed ({type(error).__name__})")

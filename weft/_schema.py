@@ -163,7 +163,8 @@ def _once(pairs: list[tuple[str, object]]) -> None:
     if len(dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidArguments(f"arguments: Invalid JSON: the key {_shown(twice)} is there more than once; give it once")
+        text = f"arguments: Invalid JSON: the key {_shown(twice)} is there more than once; give it once"
+        raise InvalidArguments(text)
 
 
 def _no_constant(name: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from weft.messages import ToolCall, ToolResult
 
 CANCELLED = "CANCELLED"
@@ -19,6 +22,9 @@ SUBAGENT_DEPTH = "SUBAGENT_DEPTH"
 SUBAGENT_FAILED = "SUBAGENT_FAILED"
 TIMEOUT = "TIMEOUT"
 UNCERTAIN = "UNCERTAIN"
+
+BROKEN_OFF: Mapping[str, str] = MappingProxyType({"length": "CUT", "refusal": "REFUSED", "filter": "FILTERED"})
+"""Why a reply is not whole, as its finish reason; and the code of a structured answer that is missing for it."""
 
 MAY_HAVE_HAPPENED = "It had started, so its effect may have happened."
 DID_NOT_START = "It had not started, so nothing was done."
@@ -43,11 +49,44 @@ def cancelled(call: str, *, started: bool) -> ToolResult:
     return error(call, CANCELLED, f"The call was cancelled. {MAY_HAVE_HAPPENED if started else DID_NOT_START}")
 
 
-def not_run(call: str) -> ToolResult:
-    """For a call in a reply that was cut by the output limit."""
-    return error(
-        call, NOT_RUN, "The reply was cut by the output limit, so none of its calls was run. Ask again, shorter."
-    )
+def not_run(call: str, reason: str) -> ToolResult:
+    """For a call in a reply that was broken off, for one of the reasons of `BROKEN_OFF`."""
+    if reason == "length":
+        text = "The reply was cut by the output limit, so none of its calls was run. Ask again, shorter."
+    else:
+        text = "The reply was refused or filtered, so none of its calls was run."
+    return error(call, NOT_RUN, text)
+
+
+def no_output(reason: str) -> str:
+    """Why a run has no structured output, for a reason of `BROKEN_OFF`."""
+    match reason:
+        case "length":
+            return "the answer was cut by the output limit; see Settings(max_tokens=…)"
+        case "refusal":
+            return "the model refused to answer"
+        case _:
+            return "the answer was filtered by the provider"
+
+
+def output_taken(call: str) -> ToolResult:
+    """For a call that brought the run's output."""
+    return ToolResult(call=call, content="Taken.")
+
+
+def not_taken(call: str) -> ToolResult:
+    """For a call that brings an output after another of the same reply was taken."""
+    return error(call, NOT_RUN, "Another answer of the same reply was taken.")
+
+
+def not_the_output(problem: str) -> str:
+    """What a model is told whose answer does not fit the declared output."""
+    return f"Your answer does not fit what was asked for. Answer again, with the whole corrected answer.\n{problem}"
+
+
+def not_submitted(tool: str) -> str:
+    """What a model is told that answers in words where its answer is a call."""
+    return f"Give your answer by calling the tool {tool!r}."
 
 
 def denied(call: str, reason: str | None) -> ToolResult:

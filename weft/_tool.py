@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, overload
 
+from pydantic import Field
 from typing_extensions import TypeVar
 
 from weft._machine import EffectKind
@@ -75,8 +77,13 @@ class Delegate(Protocol):
     """
 
     @property
-    def agent(self) -> Agent[Any]:
+    def agent(self) -> Agent[Any, Any]:
         """The child."""
+        ...
+
+    @property
+    def sessions(self) -> bool:
+        """Whether in a session the child is a session of its own, with a receipt; else it is a part of the run."""
         ...
 
     @property
@@ -96,6 +103,11 @@ class Delegate(Protocol):
         """Give the slot back."""
         ...
 
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What every provider takes as a tool's name."""
+_CHOICES = frozenset({"auto", "none", "required"})
+"""What a tool choice says that names no tool."""
 
 Approval: TypeAlias = bool | Callable[..., Any]
 
@@ -202,6 +214,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
 
     def make(body: Callable[..., Any]) -> Tool[Any]:
         label = name or str(getattr(body, "__name__", "tool"))
+        _check_name(label)
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
         signature = inspect_function(body, label, Context, namespace)
         return Tool(
@@ -222,6 +235,14 @@ def tool(  # noqa: PLR0913  # keyword-only options
     return make if function is None else make(function)
 
 
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name in _CHOICES:
+        raise InvalidTool(
+            f"tool {name!r}: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -, and none of {', '.join(sorted(_CHOICES))}; "
+            "give another with @tool(name=…)"
+        )
+
+
 def _check_options(name: str, *, timeout: float | None, expires: float | None, attempts: int, cap: int) -> None:
     for label, value in (("timeout", timeout), ("expires", expires)):
         if value is not None and not 0 < value < float("inf"):
@@ -237,6 +258,15 @@ def as_tool(item: Tool[Any] | Callable[..., Any]) -> Tool[Any]:
     if inspect.isroutine(item):
         return tool(item)
     raise InvalidTool(f"{item!r} is neither a tool nor a function")
+
+
+def delegating(name: str, description: str, delegate: Delegate, effect: EffectKind = "none") -> Tool[Any]:
+    """A tool that hands a prompt to another agent."""
+
+    async def hand_over(prompt: Annotated[str, Field(min_length=1)]) -> str:
+        raise AssertionError("a delegating tool has no body")
+
+    return replace(tool(name=name, description=description, effect=effect)(hand_over), _delegate=delegate)
 
 
 def toolset(items: tuple[Tool[Any], ...]) -> Mapping[str, Tool[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -41,14 +41,14 @@ async def judge(
     tool = tools.get(call.name)
     if tool is None:
         return Refused(call=call, result=_texts.no_such_tool(call, tuple(tools)))
-    arguments = contain_call("tool call", lambda: tool._signature.parse(call.arguments))
+    arguments = await _parse(tool, call)
     if isinstance(arguments, Contained):
         return Refused(call=call, result=_wrong(tool, call, arguments.cause))
     if allow is not None and not tool.needs <= allow:
         missing = ", ".join(sorted(tool.needs - allow))
         return Refused(call=call, result=_texts.error(call, _texts.NOT_ALLOWED, f"Not permitted; missing: {missing}."))
     digest = digest_of(call.arguments)
-    if tool._delegate is not None:
+    if tool._delegate is not None and tool._delegate.sessions:
         return Ready(call=call, effect="none", digest=digest, delegate=True)
     gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
@@ -56,6 +56,14 @@ async def judge(
     if gated:
         return Gated(call=call, effect=tool.effect, digest=digest, expires=tool.expires, attempts=tool.attempts)
     return Ready(call=call, effect=tool.effect, digest=digest, attempts=tool.attempts)
+
+
+async def _parse(tool: Tool[Any], call: ToolCall) -> dict[str, Any] | Contained:
+    """The arguments; on a thread where a validator of the user's runs."""
+    parse = partial(tool._signature.parse, call.arguments)
+    if tool._signature.parse_runs_code:
+        return await contain("tool call", in_thread(parse))
+    return contain_call("tool call", parse)
 
 
 def _wrong(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
@@ -87,7 +95,7 @@ async def run_body(
 ) -> CallFinished | CallUncertain:
     """Run the body once. Cancellation passes through; everything else becomes a result."""
     call = plan.call
-    arguments = contain_call("tool call", lambda: tool._signature.parse(call.arguments))
+    arguments = await _parse(tool, call)
     if isinstance(arguments, Contained):  # the schema has changed since the call was judged
         return CallFinished(result=_wrong(tool, call, arguments.cause), source="refused")
     body = (
@@ -95,14 +103,14 @@ async def run_body(
         if tool._signature.takes_context
         else partial(tool.function, **arguments)
     )
-    work = call_user_code(body)
-    if tool.timeout is None:
-        value = await contain("tool call", work)
+    work = contain("tool call", call_user_code(body))
+    if tool.timeout is None and not inspect.iscoroutinefunction(tool.function):
+        value = await work  # on a thread, which a cancelled waiter leaves behind at once
     else:
-        value = await _within(contain("tool call", work), tool.timeout, clock, name=f"weft tool {tool.name}")
+        value = await _within(work, tool.timeout, clock, name=f"weft tool {tool.name}")
     if value is _LATE:
         return _late(tool, plan, durable=durable)
-    return CallFinished(result=_result(tool, call, value))
+    return CallFinished(result=await _result(tool, call, value))
 
 
 def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinished | CallUncertain:
@@ -113,10 +121,14 @@ def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinishe
     return CallFinished(result=_texts.timed_out(plan.call.id, seconds, unknown=once), source="timeout")
 
 
-def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
+async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     if isinstance(value, Contained):
         return _failure(tool, call, value.cause)
-    text = contain_call("tool call", lambda: tool._signature.render(value))
+    render = partial(tool._signature.render, value)
+    if tool._signature.render_runs_code:
+        text = await contain("tool call", in_thread(render))
+    else:
+        text = contain_call("tool call", render)
     if isinstance(text, Contained):
         message = "The tool gave a value that does not fit its declared type."
         return _texts.error(call, _texts.INTERNAL, message)
@@ -136,24 +148,27 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
 _LATE = object()
 
 
-async def _within(work: Awaitable[object], seconds: float, clock: Clock, *, name: str) -> object:
-    """What `work` gives, or `_LATE`; then it was cancelled and had a short grace to clean up."""
+async def _within(work: Coroutine[Any, Any, object], seconds: float | None, clock: Clock, *, name: str) -> object:
+    """What `work` gives, or `_LATE` when the time is over; None is without limit.
 
-    async def run() -> object:
-        return await work
-
-    task = start_task(run(), name=name)
+    It runs in a task of its own, so that a body that swallows its cancellation can be left behind: cancelled by the
+    deadline or by who waits, it has a short grace to clean up.
+    """
+    task = start_task(work, name=name)
     try:
-        if await _finished(task, seconds, clock):
-            return task.result()
+        done = await _finished(task, seconds, clock)
     finally:
         if not task.done():
             task.cancel()
             await _finished(task, GRACE, clock)
-    return _LATE
+    if not done:
+        return _LATE
+    if task.cancelled():
+        return Contained("tool call", RuntimeError("it cancelled itself"))
+    return task.result()
 
 
-async def _finished(task: asyncio.Task[object], seconds: float, clock: Clock) -> bool:
+async def _finished(task: asyncio.Task[object], seconds: float | None, clock: Clock) -> bool:
     """True as soon as the task is done, False when the time is over."""
     woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -162,10 +177,11 @@ async def _finished(task: asyncio.Task[object], seconds: float, clock: Clock) ->
             woken.set_result(None)
 
     task.add_done_callback(wake)
-    timer = clock.deadline(seconds, wake)
+    timer = None if seconds is None else clock.deadline(seconds, wake)
     try:
         await woken
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         task.remove_done_callback(wake)
     return task.done()

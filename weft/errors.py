@@ -23,6 +23,7 @@ WeftError
 ├── EndedOtherwise        the work is over, and did not give an answer
 │   ├── RunFailed             the run failed; carries the partial result
 │   │   ├── LimitReached          a limit of the run was reached
+│   │   ├── NoOutput              the answer is not the structured output that was asked for
 │   │   └── ModelFailed           the model call failed; the provider's error is the cause
 │   ├── TurnCancelled         the turn was cancelled
 │   ├── Dropped               the queued message was dropped
@@ -36,7 +37,7 @@ WeftError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft._result import Result
@@ -61,6 +62,7 @@ __all__ = [
     "ModelFailed",
     "NewerFormat",
     "NoNext",
+    "NoOutput",
     "NotAllowed",
     "NotFound",
     "NotPending",
@@ -193,7 +195,7 @@ class Changed(OpenAgain):
 class RunFailed(EndedOtherwise):
     """Raised when a run failed. `result` has what was done until then, where it is known."""
 
-    def __init__(self, message: str, *, code: str = "FAILED", result: Result | None = None) -> None:
+    def __init__(self, message: str, *, code: str = "FAILED", result: Result[Any] | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.result = result
@@ -202,9 +204,16 @@ class RunFailed(EndedOtherwise):
 class LimitReached(RunFailed):
     """Raised when a limit stopped the run; `limit` names it, `result` has what was done until then."""
 
-    def __init__(self, message: str, *, limit: str, result: Result | None = None) -> None:
+    def __init__(self, message: str, *, limit: str, result: Result[Any] | None = None) -> None:
         super().__init__(message, code="LIMIT", result=result)
         self.limit = limit
+
+
+class NoOutput(RunFailed):
+    """Raised when a run gave no structured output: the answer was refused, filtered or cut, or did not fit.
+
+    `result.text` has what the model said; `code` is `REFUSED`, `FILTERED`, `CUT` or `INVALID_OUTPUT`.
+    """
 
 
 class ModelFailed(RunFailed):

@@ -17,6 +17,7 @@ __all__ = [
     "ReasoningDelta",
     "RunFinished",
     "RunStarted",
+    "Steered",
     "StepFinished",
     "StepStarted",
     "TextDelta",
@@ -106,6 +107,15 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Steered:
+    """An input that was sent to the running run has joined it; the next model call sees it."""
+
+    run: str
+    message: Message
+    kind: Literal["steered"] = "steered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
     """The run waits for decisions on these calls."""
 
@@ -154,6 +164,7 @@ Event: TypeAlias = Annotated[
     | ToolStarted
     | ToolFinished
     | StepFinished
+    | Steered
     | Parked
     | RunFinished
     | TurnStarted

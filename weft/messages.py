@@ -208,7 +208,7 @@ class ErrorInfo:
     """A failure as it is stored and shown: a code, a text without internals."""
 
     kind: str = "run"
-    """`limit`, `model`, `run`: which error is raised for it. An open string."""
+    """`limit`, `model`, `output`, `run`: which error is raised for it. An open string."""
     code: str
     message: str
     details: Mapping[str, str] = field(default_factory=dict)

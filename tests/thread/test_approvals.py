@@ -483,7 +483,7 @@ async def test_limits_are_of_the_run_across_its_parks(where: Where) -> None:
         assert pay.runs == [1, 2]
 
 
-@pytest.mark.parametrize("text", ['{"item":   1}', '{"note": "\\u00fc", "item": 1e0}', '{"item": 1, "item": 2}'])
+@pytest.mark.parametrize("text", ['{"item":   1}', '{"note": "\\u00fc", "item": 1e0}'])
 async def test_what_runs_are_the_stored_arguments(where: Where, text: str) -> None:
     got: list[tuple[int, str]] = []
 
@@ -1335,10 +1335,10 @@ async def test_two_bodies_that_were_cut_ask_one_by_one(where: Where, order: tupl
 
 async def test_what_was_cut_is_treated_by_its_effect_and_what_was_done_is_kept(where: Where) -> None:
     done = Work("done", approval=False)
-    none, again, once = dying("none", "none"), dying("again", "repeatable"), dying("once", "once")
+    none, again, once = dying("nothing", "none"), dying("again", "repeatable"), dying("once", "once")
     gated = Work("gated")
     tools = [work.tool for work in (done, none, again, once, gated)]
-    wanted = calls(*(call(work, item=n) for n, work in enumerate(("done", "none", "again", "once", "gated"))))
+    wanted = calls(*(call(work, item=n) for n, work in enumerate(("done", "nothing", "again", "once", "gated"))))
     name = await crashed(where, Agent(Script(wanted, say("end")), tools=tools), done, none, again, once)
     for work in (none, again, once):
         work.release.set()

@@ -24,6 +24,7 @@ from weft import (
     Message,
     ModelFailed,
     RunFailed,
+    Settings,
     Text,
     ToolError,
     Usage,
@@ -2050,7 +2051,8 @@ async def test_renewals_keep_a_lease_however_long_a_turn_takes() -> None:
     clock = ManualClock()
     go = asyncio.Event()
     async with open_store(where, clock=clock) as one, open_store(where, clock=clock) as two:
-        session = await one.create(Agent(Script(call("look", item=1), hold(go, say("done"))), tools=[look]))
+        script = Script(call("look", item=1), hold(go, say("done")))
+        session = await one.create(Agent(script, tools=[look], settings=Settings(idle=None)))
         turn = await session.send("go")
         await settle()
         await clock.advance(300.0)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
-from typing import Annotated, Any, Self, overload
-
-from pydantic import Field
+from typing import Any, Self, overload
 
 from weft._agent import Agent
-from weft._tool import Tool, tool
+from weft._tool import Tool, delegating
 from weft._toolcall import call_user_code
 from weft.errors import WrongCall
 from weft.pool._slots import Slots
@@ -33,7 +30,9 @@ _INHERIT = _Inherit()
 class _Wrapped:
     """What a delegating tool carries."""
 
-    def __init__(self, pool: Pool, agent: Agent[Any], deps: object) -> None:
+    sessions = True
+
+    def __init__(self, pool: Pool, agent: Agent[Any, Any], deps: object) -> None:
         self._pool = pool
         self._deps = deps
         self.agent = agent
@@ -87,7 +86,7 @@ class Pool:
     def wrap(
         self,
         name: str,
-        agent: Agent[Any],
+        agent: Agent[Any, Any],
         *,
         description: str,
         deps: object | Callable[[Any], object] = _INHERIT,
@@ -103,23 +102,17 @@ class Pool:
             description: What the model is told.
             deps: The child's deps, or a function of the parent's; absent: the parent's.
         """
-        wrapped = _Wrapped(self, agent, deps)
+        return delegating(name, description, _Wrapped(self, agent, deps))
 
-        async def delegate(prompt: Annotated[str, Field(min_length=1)]) -> str:
-            raise AssertionError("a delegating tool has no body")
-
-        plain = tool(name=name, description=description, effect="none")(delegate)
-        return replace(plain, _delegate=wrapped)
-
-    def receipts(self, session: Session) -> tuple[Receipt, ...]:
+    def receipts(self, session: Session[Any]) -> tuple[Receipt, ...]:
         """The session's receipts, in acceptance order, as of its last fold."""
         return session.receipts
 
     @overload
-    async def decide(self, session: Session, decision: Decision, /, *decisions: Decision) -> Turn: ...
+    async def decide(self, session: Session[Any], decision: Decision, /, *decisions: Decision) -> Turn[Any]: ...
     @overload
-    async def decide(self, session: Session) -> Turn | None: ...
-    async def decide(self, session: Session, *decisions: Decision) -> Turn | None:
+    async def decide(self, session: Session[Any]) -> Turn[Any] | None: ...
+    async def decide(self, session: Session[Any], *decisions: Decision) -> Turn[Any] | None:
         """`session.decide` that returns the resumed child's turn; with several children, the first one's.
 
         It does not wait for the child. When the child ends, the parent's parked turn goes on: `turn.next()`.
@@ -139,9 +132,9 @@ class Pool:
             return turn
         return Turn(child, turn=child.view.last_turn) if parked is None else Turn(child, after=parked)
 
-    async def _pump(self, session: Session) -> Turn | None:
+    async def _pump(self, session: Session[Any]) -> Turn[Any] | None:
         await session.refresh()
-        found: Turn | None = None
+        found: Turn[Any] | None = None
         for receipt in session.receipts:
             if receipt.state == "accepted" and found is None:
                 child = await session._decider.live(receipt.child).open()

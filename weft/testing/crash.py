@@ -157,7 +157,7 @@ class Kit:
         store = CrashStore(self, owner=f"crash/{self.incarnation}")
         return OpenStore(store, clock=self.clock, ids=CountingIds(prefix), grace=0.0)
 
-    def watch(self, agent: Agent[Any]) -> Agent[Any]:
+    def watch(self, agent: Agent[Any, Any]) -> Agent[Any, Any]:
         """The agent, with a boundary before and after each of its bodies."""
         return agent.replace(tools=[self._watched(tool) for tool in agent.tools])
 

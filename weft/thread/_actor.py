@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from weft._agent import Agent, empty_context, narrower
 from weft._contain import Contained, contain
-from weft._machine import Begin, Limits, Ready, Refused, State
+from weft._machine import Begin, Ready, Refused, State
 from weft._machine import Plan as CallPlan
 from weft._ports import Clock, Ids
 from weft._result import reason_of
@@ -79,7 +79,7 @@ class Actor:
         self,
         place: Place,
         live: Live,
-        agent: Agent[Any],
+        agent: Agent[Any, Any],
         deps: object,
         *,
         parent: Actor | None = None,
@@ -88,6 +88,7 @@ class Actor:
         self.place = place
         self.live = live
         self.agent = agent
+        live.output = agent._output
         self.deps = deps
         self.parent = parent
         self._delegate = delegate
@@ -102,7 +103,7 @@ class Actor:
 
     # -- input
 
-    async def send(self, message: Message, *, policy: str, key: str | None) -> Turn:
+    async def send(self, message: Message, *, policy: str, key: str | None) -> Turn[Any]:
         """Accept an input, durably; run it at once where nothing is in the way."""
         context = copy_context()
         self.agent._resolved()  # a model that cannot be had is said before anything is written
@@ -138,7 +139,7 @@ class Actor:
 
     # -- turns
 
-    def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn:
+    def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn[Any]:
         """Run the turn that was just claimed, in a task of its own."""
         runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=True))
         self.place.spawn(
@@ -174,10 +175,10 @@ class Actor:
         log = live.log = TurnLog(run.turn)
         runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests)
         settled, tail = view.transcript.fork()
-        limits = _stricter(Limits(steps=run.steps_allowed, tokens=run.tokens_allowed), agent.limits)
+        limits = run.limits.stricter(agent.limits)  # the stored rule wins over a laxer one
         loop = RunLoop(
             setup,
-            State(run=run.run, limits=limits, steps=run.steps, usage=run.usage, text=run.text),
+            State(run=run.run, limits=limits, rules=setup.rules, progress=run.progress, usage=run.usage, text=run.text),
             tail,
             base=view.transcript.messages,
             base_length=settled,
@@ -187,6 +188,7 @@ class Actor:
             ids=self.place.ids,
             events=log.events,
             slot=slot,
+            worked=run.worked,
         )
         runner.loop = loop
         live.runner = runner
@@ -203,7 +205,7 @@ class Actor:
         if isinstance(outcome, Contained) and not isinstance(outcome.cause, Locked | Closed):
             self.place.report(self.live.id, outcome.cause)
 
-    async def go_on(self) -> Turn | None:
+    async def go_on(self) -> Turn[Any] | None:
         """Continue whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
 
         Raises:
@@ -214,7 +216,7 @@ class Actor:
                 await self.live.refresh()
             return await self._go_on()
 
-    async def _go_on(self) -> Turn | None:
+    async def _go_on(self) -> Turn[Any] | None:
         running = self.live.runner
         if isinstance(running, TurnRunner):
             await self.pump()
@@ -528,13 +530,7 @@ def _read(future: asyncio.Future[bytes]) -> None:
         future.exception()
 
 
-def known_turn(live: Live, key: str | None) -> Turn:
+def known_turn(live: Live, key: str | None) -> Turn[Any]:
     """The turn of an input that was sent before under this key."""
     name = live.view.keys[key or ""][0]
     return Turn(live, turn=name) if name in live.view.started_at else Turn(live, item=name)
-
-
-def _stricter(stored: Limits, given: Limits) -> Limits:
-    """The stored rule wins over a laxer one."""
-    tokens = [limit for limit in (stored.tokens, given.tokens) if limit is not None]
-    return Limits(steps=min(stored.steps, given.steps), tokens=min(tokens) if tokens else None)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from weft._contain import Contained, contain_call
 from weft._log import EventLog
+from weft._output import Output
 from weft._ports import Clock, Ids
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
@@ -128,6 +129,8 @@ class Live:
         self.id = thread
         self.runner: Runner | None = None
         self.context: Context | None = None
+        self.output: Output | None = None
+        """What the answers of the agent are that has last opened the thread here."""
         """The context in which the present run was sent; its resumes and children run in copies of it."""
         self.contexts: dict[str, Context] = {}
         """The same, by inbox item, for what is queued."""

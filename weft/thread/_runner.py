@@ -20,6 +20,7 @@ from weft._machine import (
     Fact,
     Finished,
     Input,
+    Joined,
     OpenCall,
     Plan,
     Ready,
@@ -29,6 +30,7 @@ from weft._machine import (
     Said,
     Start,
     Started,
+    Submitted,
 )
 from weft._run import RunLoop
 from weft._tool import Tool
@@ -107,6 +109,9 @@ class TurnRunner:
                 return self._finished(fact)
             case Asked():
                 return [self._request(fact)]
+            case Joined():
+                source = None if fact.source == "steer" else fact.source
+                return [entries.Said(message=fact.message, item=fact.item, source=source)]
             case Ended():
                 end = entries.TurnEnded(
                     turn=self.turn,
@@ -326,7 +331,7 @@ _STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
 
 def _as_stored(plan: Plan, call: CallView) -> Plan:
     """The effect under which a body was started wins over a laxer one that the tool has now."""
-    if isinstance(plan, Refused) or call.effect is None:
+    if isinstance(plan, Refused | Submitted) or call.effect is None:
         return plan
     known = [effect for effect in _STRICTNESS if effect in (call.effect, plan.effect)]
     return replace(plan, effect=known[-1])

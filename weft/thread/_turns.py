@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from weft import _texts
-from weft._machine import Limits
+from weft._limits import RETRIES, Limits
 from weft.errors import Busy, Conflict
 from weft.messages import ErrorInfo, Message, ToolResult
 from weft.thread._view import CallView, RunView, View
@@ -66,7 +66,7 @@ def send(view: View, message: Message, key: str | None, *, policy: str, first: P
 
 def prompt(message: Message, key: str | None, owner: str, limits: Limits) -> Plan:
     """A turn for a new input, on an idle session with nothing queued."""
-    started = TurnStarted(cause="prompt", owner=owner, steps=limits.steps, tokens=limits.tokens)
+    started = _started("prompt", owner, limits)
     return Plan(bodies=(started, Said(message=message, key=key)), lease="claim")
 
 
@@ -77,7 +77,7 @@ def queued(view: View, *, owner: str, limits: Limits) -> Plan | None:
     item, inbox = next(iter(view.queue.items()))
     if inbox.message is None:
         return None
-    started = TurnStarted(cause="queued", owner=owner, steps=limits.steps, tokens=limits.tokens)
+    started = _started("queued", owner, limits)
     return Plan(bodies=(started, Said(message=inbox.message, key=inbox.key, item=item)), lease="claim")
 
 
@@ -95,14 +95,19 @@ def recover(view: View, *, owner: str) -> Plan | None:
 
 
 def _goes_on(run: RunView, cause: str, owner: str, spends: tuple[str, ...] = ()) -> TurnStarted:
+    return replace(_started(cause, owner, run.limits), run=run.run, of=run.turn, spends=spends)
+
+
+def _started(cause: str, owner: str, limits: Limits) -> TurnStarted:
     return TurnStarted(
         cause=cause,
-        run=run.run,
-        of=run.turn,
-        spends=spends,
         owner=owner,
-        steps=run.steps_allowed,
-        tokens=run.tokens_allowed,
+        steps=limits.steps,
+        tokens=limits.tokens,
+        tool_calls=limits.tool_calls,
+        seconds=limits.seconds,
+        retries=None if limits.retries == RETRIES else limits.retries,
+        repeats=limits.repeats,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from weft._limits import START, Limits, Progress
 from weft._repair import Transcript
 from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.thread.entries import (
@@ -59,9 +60,12 @@ class RunView:
     cause: str
     parked: bool
     owner: str
-    steps_allowed: int
-    tokens_allowed: int | None
-    steps: int = 0
+    limits: Limits
+    began: float
+    """When its latest turn started, by the writer's clock."""
+    worked: float = 0.0
+    """Seconds at work in its earlier turns."""
+    progress: Progress = START
     usage: Usage = NO_USAGE
     text: str = ""
     cancelled: bool = False
@@ -286,7 +290,7 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912  # one case
         case ToolsStarted():
             _tools_started(view, body)
         case TurnEnded():
-            _turn_ended(view, body)
+            _turn_ended(view, entry, body)
         case Receipt():
             _receipt(view, entry, body)
         case Request():
@@ -320,11 +324,13 @@ def _said(view: View, entry: Entry, body: Said) -> None:
         spent = UNKNOWN_CALL if body.usage is None else body.usage
         view.turns += spent
         if run is not None:
-            run.steps += 1
+            run.progress = run.progress.said(body.message)
             run.usage += spent
             run.text = body.message.text
             run.calls = {call.id: CallView(call) for call in body.message.calls}
         return
+    if run is not None and body.source == "correction":
+        run.progress = run.progress.corrected()
     turn = "" if run is None else run.turn
     if body.key is not None:
         view.keys.setdefault(body.key, (turn, body.message))
@@ -335,7 +341,10 @@ def _said(view: View, entry: Entry, body: Said) -> None:
 
 def _call_result(view: View, body: CallResult) -> None:
     result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
-    view.transcript.answer(result)
+    if view.transcript.answer(result) and view.run is not None:
+        run, call = view.run, view.run.calls.get(body.call)
+        if call is not None:
+            run.progress = run.progress.answered(call.call.name, body.code)
 
 
 def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
@@ -355,10 +364,11 @@ def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
             cause=body.cause,
             parked=False,
             owner=body.owner,
-            steps_allowed=body.steps,
-            tokens_allowed=body.tokens,
+            limits=body.limits,
+            began=entry.time,
         )
         return
+    run.began = entry.time
     run.turn, run.cause, run.owner, run.parked = entry.id, body.cause, body.owner, False
     if body.cause == "recover" and not view.transcript.open:  # a model call may have been in flight
         run.usage += UNKNOWN_CALL
@@ -375,10 +385,11 @@ def _tools_started(view: View, body: ToolsStarted) -> None:
             call.effect = start.effect
 
 
-def _turn_ended(view: View, body: TurnEnded) -> None:
+def _turn_ended(view: View, entry: Entry, body: TurnEnded) -> None:
     run = view.run
     if run is None:
         return
+    run.worked += max(entry.time - run.began, 0.0)
     run.usage += body.usage
     view.turns += body.usage
     view.ended[body.turn] = EndView(

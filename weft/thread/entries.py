@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
+from weft._limits import RETRIES, Limits
 from weft.messages import NO_USAGE, ErrorInfo, Message, Usage
 
 FORMAT = 1
@@ -65,8 +66,25 @@ class TurnStarted:
     """The decisions that it applies."""
     owner: str
     steps: int
-    """The limit of the run, in model calls."""
+    """The limit of the run, in model calls; those that follow are its other limits."""
     tokens: int | None = None
+    tool_calls: int | None = None
+    seconds: float | None = None
+    retries: int | None = None
+    """None is the default."""
+    repeats: int | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What the run may spend."""
+        return Limits(
+            steps=self.steps,
+            tokens=self.tokens,
+            tool_calls=self.tool_calls,
+            seconds=self.seconds,
+            retries=RETRIES if self.retries is None else self.retries,
+            repeats=self.repeats,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +100,8 @@ class Said:
     """The sender's key, for idempotency."""
     item: str | None = None
     """The inbox item that this delivers."""
+    source: str | None = None
+    """`correction`: weft told the model that its answer does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

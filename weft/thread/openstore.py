@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from weft._agent import Agent, check_allowed, narrower
@@ -37,6 +37,7 @@ from weft.thread.watch import Watch
 __all__ = ["OpenStore", "Root", "open_store"]
 
 DepsT = TypeVar("DepsT")
+OutputT = TypeVar("OutputT")
 
 GRACE = 25.0
 """Seconds that leaving waits for what runs."""
@@ -50,7 +51,7 @@ class Root:
     `deps` is a value, or a function of the session's header.
     """
 
-    agent: Agent[Any]
+    agent: Agent[Any, Any]
     deps: Any = field(default=None)
 
     def deps_for(self, header: Header) -> Any:
@@ -222,13 +223,13 @@ class OpenStore:
 
     async def create(
         self,
-        agent: Agent[DepsT],
+        agent: Agent[DepsT, OutputT],
         *,
         deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
         meta: Mapping[str, str] | None = None,
         allow: Iterable[str] | None = None,
         expires: float | None = 7 * 86_400.0,
-    ) -> Session:
+    ) -> Session[OutputT]:
         """A new session; durable when this returns.
 
         Args:
@@ -261,13 +262,17 @@ class OpenStore:
         await live.found(header)[1]
         return Session(self, live, Actor(self, live, agent, deps))
 
+    @overload
+    async def open(self, session: str) -> Session[str]: ...
+    @overload
     async def open(
         self,
         session: str,
-        agent: Agent[DepsT] | None = None,
+        agent: Agent[DepsT, OutputT],
         *,
-        deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
-    ) -> Session:
+        deps: DepsT = ...,
+    ) -> Session[OutputT]: ...
+    async def open(self, session: str, agent: Agent[Any, Any] | None = None, *, deps: Any = None) -> Session[Any]:
         """A session that is there. Reads only: starts nothing, writes nothing; `resume` goes on with it.
 
         Without an agent it can be read, decided and sent to, and whoever has the agent goes on.
@@ -286,7 +291,7 @@ class OpenStore:
             await live.refresh()
         return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
 
-    async def recover(self, session: str, root: Root | Agent[Any]) -> Turn | None:
+    async def recover(self, session: str, root: Root | Agent[Any, Any]) -> Turn[Any] | None:
         """`open`, then `resume`, for what a dead process left.
 
         A child is rebuilt from its root: give the root's agent.

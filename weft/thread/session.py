@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
+
+from typing_extensions import TypeVar
 
 from weft._agent import Agent, Prompt
 from weft._result import Result
@@ -18,6 +20,9 @@ from weft.thread.store import Head
 from weft.thread.turn import Turn
 
 __all__ = ["Session", "SessionUsage"]
+
+
+OutputT = TypeVar("OutputT", default=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class Decider(Protocol):
         ...
 
 
-class Session:
+class Session(Generic[OutputT]):
     """A handle on a session. Any number may be open; all of this process share one live thread.
 
     The properties are as of the last fold and do no I/O; `refresh` folds what others wrote.
@@ -77,7 +82,7 @@ class Session:
         return self._live.id
 
     @property
-    def agent(self) -> Agent[Any] | None:
+    def agent(self) -> Agent[Any, OutputT] | None:
         """Who runs it here; None where it was opened only to read, decide and send."""
         return None if self._actor is None else self._actor.agent
 
@@ -117,7 +122,7 @@ class Session:
         view = self._live.view
         return SessionUsage(turns=view.turns, delegated=view.delegated)
 
-    async def ask(self, prompt: Prompt, *, key: str | None = None) -> Result:
+    async def ask(self, prompt: Prompt, *, key: str | None = None) -> Result[OutputT]:
         """`send`, then `wait`. Cancelling it does not cancel the turn.
 
         Raises:
@@ -128,7 +133,7 @@ class Session:
 
     async def send(
         self, prompt: Prompt, *, policy: Literal["queue", "reject"] = "queue", key: str | None = None
-    ) -> Turn:
+    ) -> Turn[OutputT]:
         """Accept an input; durable when this returns.
 
         Args:
@@ -152,7 +157,7 @@ class Session:
         plan = await self._live.command(lambda view: _turns.send(view, message, key, policy=policy, first=None))
         return known_turn(self._live, key) if plan is None else Turn(self._live, item=plan.ids[0])
 
-    async def decide(self, *decisions: _approvals.Decision) -> Turn:
+    async def decide(self, *decisions: _approvals.Decision) -> Turn[OutputT]:
         """Record decisions, all or none, durably; then go on with what they allow.
 
         Returns:
@@ -187,15 +192,15 @@ class Session:
             if thread_of(decision.request) != self.id:
                 await self._decider.push_down(decision)
 
-    def _parked_turn(self) -> Turn | None:
+    def _parked_turn(self) -> Turn[OutputT] | None:
         run = self._live.view.run
         return None if run is None else Turn(self._live, turn=run.turn)
 
-    def _last_turn(self) -> Turn:
+    def _last_turn(self) -> Turn[OutputT]:
         """The newest one: where everything was decided, and done, before."""
         return Turn(self._live, turn=self._live.view.last_turn)
 
-    async def resume(self) -> Turn | None:
+    async def resume(self) -> Turn[OutputT] | None:
         """Go on with whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
 
         Returns:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias
+
+from typing_extensions import TypeVar
 
 from weft._log import EventStream
 from weft._machine import Ended, Outcome
 from weft._repair import History
-from weft._result import Result, raise_for
+from weft._result import Result, raise_for, with_output
 from weft.errors import Dropped, NoNext
 from weft.events import (
     Event,
@@ -29,10 +31,12 @@ from weft.thread.watch import Watch
 
 __all__ = ["Turn"]
 
+OutputT = TypeVar("OutputT", default=str)
+
 _Followed: TypeAlias = EndView | str
 
 
-class Turn:
+class Turn(Generic[OutputT]):
     """One turn of a session, run here, elsewhere, or still to come.
 
     Dropping a handle, leaving its events, or cancelling a wait never cancels the turn.
@@ -79,19 +83,23 @@ class Turn:
         """
         return _Events(self)
 
-    async def wait(self) -> Result:
+    async def wait(self) -> Result[OutputT]:
         """The result, when the turn has ended or parked.
+
+        Its `output` is of the type that the agent declares which has last opened the session here; text without one.
 
         Raises:
             RunFailed: The run failed; `LimitReached` and `ModelFailed` are its kinds.
+            NoOutput: The answer is not the structured output that the agent declares.
             TurnCancelled: It was cancelled.
+            Changed: The stored answer does not fit the output type that the agent has now.
             Dropped: The message was dropped from the queue.
             Closed: The store was left before the turn ended.
         """
         turn, end = await self._end(await self._begun())
         view = self._live.view
         log = self._live.log_of(turn, self._log)
-        result = Result(
+        result: Result[Any] = Result(
             text=end.text,
             usage=end.usage,
             stop=end.outcome,
@@ -101,9 +109,10 @@ class Turn:
             _history=History(view.transcript.messages, end.length),
         )
         ended = Ended(outcome=_outcome(end), stop=end.stop, error=end.error)
-        return raise_for(ended, result, None if log is None else log.cause)
+        raise_for(ended, result, None if log is None else log.cause)
+        return await with_output(result, self._live.output)
 
-    async def next(self) -> Turn:
+    async def next(self) -> Turn[OutputT]:
         """The turn that goes on with the same run after a park, wherever it runs; waits for it to begin.
 
         Raises:
@@ -157,7 +166,7 @@ def _outcome(end: EndView) -> Outcome:
 class _Events:
     """A turn's events; each iteration begins at the turn's start."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn[Any]) -> None:
         self._turn = turn
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -167,7 +176,7 @@ class _Events:
 class _EventIterator:
     """Follows the events that this process saw of a turn, or else its journal."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn[Any]) -> None:
         self._turn = turn
         self._source: AsyncIterator[Event] | None = None
 

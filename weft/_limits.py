@@ -1,0 +1,141 @@
+"""What a run may spend, and how far it is: folded from its facts, the same live and from a journal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from weft import _texts
+from weft.messages import ErrorInfo, Message, Usage
+
+__all__ = ["Limits", "Progress", "reached"]
+
+N = TypeVar("N", int, float)
+
+RETRIES = 3
+OUTPUT = ""
+"""Stands for the answer itself where a tool's name is asked for; no tool has this name."""
+_ASKS_AGAIN = frozenset({_texts.INVALID_INPUT, _texts.RETRY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run may spend. Checked before the model is called again: a step that ends the run may overshoot.
+
+    All but `seconds` hold for the whole run, across parks and recoveries.
+    """
+
+    steps: int = 10
+    """Model calls."""
+    tokens: int | None = None
+    """Input and output tokens, as reported, sub-agents' included; None is without limit."""
+    tool_calls: int | None = None
+    """Calls that the model asks for, whatever becomes of them."""
+    seconds: float | None = None
+    """Time at work; waiting for a person does not count. What runs when it is over is not cut short."""
+    retries: int = RETRIES
+    """How many steps in a row one tool may turn down what it was given (`Retry`, invalid arguments), and be asked
+    again; the same holds for an answer that does not fit the declared output."""
+    repeats: int | None = None
+    """How many steps in a row may ask for exactly the same calls."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError("Limits(steps=…) is at least 1")
+        if self.retries < 0:
+            raise ValueError("Limits(retries=…) is at least 0")
+        for name, value in (("tokens", self.tokens), ("tool_calls", self.tool_calls), ("repeats", self.repeats)):
+            if value is not None and value < 1:
+                raise ValueError(f"Limits({name}=…) is at least 1, or None")
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise ValueError("Limits(seconds=…) is a positive number, or None")
+
+    def stricter(self, other: Limits) -> Limits:
+        """The smaller of each."""
+        return Limits(
+            steps=min(self.steps, other.steps),
+            tokens=_least(self.tokens, other.tokens),
+            tool_calls=_least(self.tool_calls, other.tool_calls),
+            seconds=_least(self.seconds, other.seconds),
+            retries=min(self.retries, other.retries),
+            repeats=_least(self.repeats, other.repeats),
+        )
+
+
+def _least(left: N | None, right: N | None) -> N | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return min(left, right)
+
+
+class Progress(NamedTuple):
+    """How far a run is. A value; each fact makes a new one."""
+
+    steps: int = 0
+    """Replies of the model."""
+    calls: int = 0
+    asked: tuple[tuple[str, str], ...] = ()
+    """The last step's calls: names and argument texts."""
+    same: int = 0
+    """How many steps in a row have asked for these."""
+    again: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    """By tool: how many steps in a row it has turned down what it was given, and the last of these steps."""
+
+    def said(self, message: Message) -> Progress:
+        """The model has replied."""
+        calls = message.calls
+        if not calls:
+            return Progress(self.steps + 1, self.calls, (), 0, self.again)
+        asked = tuple([(call.name, call.arguments) for call in calls])
+        same = self.same + 1 if asked == self.asked else 1
+        return Progress(self.steps + 1, self.calls + len(calls), asked, same, self.again)
+
+    def answered(self, tool: str, code: str | None) -> Progress:
+        """A call of this tool has its result."""
+        if code not in _ASKS_AGAIN:
+            if tool not in self.again:
+                return self
+            return self._replace(again={name: count for name, count in self.again.items() if name != tool})
+        count, step = self.again.get(tool, (0, 0))
+        if step == self.steps:
+            return self
+        return self._replace(again={**self.again, tool: (count + 1, self.steps)})
+
+    def corrected(self) -> Progress:
+        """The answer does not fit the declared output, and the model has been told."""
+        return self.answered(OUTPUT, _texts.RETRY)
+
+
+START = Progress()
+
+
+def reached(limits: Limits, progress: Progress, usage: Usage, *, late: bool) -> ErrorInfo | None:
+    """The limit that forbids another model call; None where none does."""
+    if progress.steps >= limits.steps:
+        return _over("steps", f"the run has made {progress.steps} model calls, and may make {limits.steps}")
+    if limits.tokens is not None and usage.tokens >= limits.tokens:
+        return _over("tokens", f"the run has used {usage.tokens} tokens, and may use {limits.tokens}")
+    if limits.tool_calls is not None and progress.calls > limits.tool_calls:
+        return _over("tool_calls", f"the run has asked for {progress.calls} calls, and may for {limits.tool_calls}")
+    if late:
+        return _over("seconds", f"the run has been at work for {limits.seconds:g} seconds, and may be no longer")
+    if limits.repeats is not None and progress.same >= limits.repeats:
+        return _over("repeats", f"the model has asked for the same calls {progress.same} steps in a row")
+    return _retries(limits, progress) if progress.again else None
+
+
+def _retries(limits: Limits, progress: Progress) -> ErrorInfo | None:
+    for tool, (count, _) in progress.again.items():
+        if count <= limits.retries:
+            continue
+        if tool == OUTPUT:
+            text = f"the answer did not fit the declared output {count} times in a row"
+            return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
+        return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
+    return None
+
+
+def _over(limit: str, message: str) -> ErrorInfo:
+    return ErrorInfo(kind="limit", code="LIMIT", message=message, details={"limit": limit})
