@@ -1354,7 +1354,7 @@ async def test_what_was_cut_is_treated_by_its_effect_and_what_was_done_is_kept(w
         assert (done.runs, none.runs, again.runs, once.runs, gated.runs) == ([0], [1, 1], [2, 2], [3], [])
         turn = await session.decide(resolve(session.pending[0], "it was"), approve(session.pending[1]))
         assert (await turn.wait()).text == "end"
-        assert contents(session) == ["done 0", "none 1", "again 2", "it was", "gated 4"]
+        assert contents(session) == ["done 0", "nothing 1", "again 2", "it was", "gated 4"]
     assert (done.runs, none.runs, again.runs, once.runs, gated.runs) == ([0], [1, 1], [2, 2], [3], [4])
     assert len(set(again.keys)) == 1
     assert again.attempts == [1, 2]
