@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks import fanout, growth, imports, loop, session
+from benchmarks import fanout, growth, imports, loop, session, stream
 
 BENCHMARKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "loop": loop.measure,
+    "stream": stream.measure,
     "session": session.measure,
     "growth": growth.measure,
     "fanout": fanout.measure,

@@ -86,6 +86,7 @@ class Agent(Generic[DepsT, OutputT]):
         "_definitions",
         "_model",
         "_output",
+        "_rules",
         "_submitting",
         "_tools",
         "allow",
@@ -214,6 +215,7 @@ class Agent(Generic[DepsT, OutputT]):
             if SUBMIT in self._tools:
                 raise InvalidTool(f"agent {name!r} has an output type, so no tool of it may be named {SUBMIT!r}")
             self._submitting = (*self._definitions, self._output.definition)
+        self._rules = Rules(stops=bool(self.stop_when), structured=self._output is not None)
         self._model: Model | None = None
         check_allowed(self._tools.values(), self.allow)
 
@@ -353,11 +355,7 @@ class Agent(Generic[DepsT, OutputT]):
             deps=deps,
             output=self._output,
             stop_when=self.stop_when,
-            rules=Rules(
-                stops=bool(self.stop_when),
-                structured=self._output is not None,
-                submission=SUBMIT if submits else None,
-            ),
+            rules=self._rules._replace(submission=SUBMIT) if submits else self._rules,
             chain=(*chain, self),
         )
 

@@ -51,6 +51,10 @@ class Ids(Protocol):
         ...
 
 
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+"""Runs through suspend, where the system has it."""
+
+
 class SystemClock:
     """The machine's own clock."""
 
@@ -58,8 +62,7 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        clock = getattr(time, "CLOCK_BOOTTIME", None)
-        return time.monotonic() if clock is None else time.clock_gettime(clock)
+        return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -34,7 +34,7 @@ class _Missing:
     """Marks a result without an output."""
 
 
-_MISSING = _Missing()
+MISSING = _Missing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Result(Generic[OutputT_co]):
     pending: tuple[Any, ...] = ()
     """What waits for a decision: in a session, its requests."""
     _history: Sequence[Message] = field(default=(), repr=False)
-    _output: OutputT_co | _Missing = field(default=_MISSING, repr=False)
+    _output: OutputT_co | _Missing = field(default=MISSING, repr=False)
 
     @property
     def output(self) -> OutputT_co:
@@ -84,10 +84,8 @@ async def with_output(result: Result[Any], output: Output | None) -> Result[Any]
     Raises:
         Changed: What is stored does not fit the output type that the agent has now.
     """
-    if result.stop != "answered":
+    if output is None or result.stop != "answered":
         return result
-    if output is None:
-        return replace(result, _output=result.text)
     value = await output.read(output_text(result._history))
     if isinstance(value, Contained):
         raise Changed("the stored answer does not fit the agent's output type; open it with the type as it was")

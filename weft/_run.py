@@ -57,7 +57,7 @@ from weft._output import Broken, Output, taken_call
 from weft._ports import Clock, Ids, Timer
 from weft._repair import History, Transcript
 from weft._reply import Reply
-from weft._result import Pending, Result, child_result, reason_of
+from weft._result import MISSING, Pending, Result, child_result, reason_of
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import call_user_code, digest_of, judge, run_body
 from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
@@ -248,11 +248,14 @@ class RunLoop:
         self._quiet = False
         self._work: CallModel | RunTools | CheckStop | None = None
         self._running: set[str] = set()
+        self._parsed: dict[str, dict[str, Any]] = {}
+        """By call: arguments that were read when it was judged."""
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
         self._in_flight = False
         """Whether a model call was made whose reply is not known."""
         self._idle: asyncio.Future[None] | None = None
+        self._idling = Idle(clock)
         self._task: asyncio.Task[Any] | None = None
         self._interruptible = False
         self._fired = 0
@@ -332,6 +335,7 @@ class RunLoop:
             run=self.state.run,
             pending=pending,
             _history=History(self._base, self._base_length, tail),
+            _output=self.state.text if ended is not None and ended.outcome == "answered" else MISSING,
         )
 
     def history(self) -> History:
@@ -364,6 +368,7 @@ class RunLoop:
                     await self._wait()
         finally:
             self.over = True
+            self._idling.close()
             if timer is not None:
                 timer.cancel()
             self._slot.hand_back()
@@ -617,9 +622,9 @@ class RunLoop:
 
     async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply) -> None:
         """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
-        settings = self.setup.settings
-        idle = Idle(self._clock, settings.idle if settings.stream else None, self._task)
+        settings, idle = self.setup.settings, self._idling
         take, heard = reply.take, idle.heard
+        idle.start(settings.idle if settings.stream else None)
         try:
             async for event in stream:
                 take(event)
@@ -658,7 +663,9 @@ class RunLoop:
                 refused = Refused(call=call, result=_texts.not_taken(call.id))
                 plans.append(refused if taken else await output.judge(call))
             else:
-                plans.append(self._guard_delegation(await judge(call, self.setup.tools, self.setup.allow)))
+                plans.append(
+                    self._guard_delegation(await judge(call, self.setup.tools, self.setup.allow, parsed=self._parsed))
+                )
         return tuple(plans), None
 
     def _guard_delegation(self, plan: Plan) -> Plan:
@@ -718,7 +725,8 @@ class RunLoop:
         if tool._delegate is not None:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
         else:
-            finished = await run_body(tool, plan, context, self._clock, durable=self._recorder.durable)
+            arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
+            finished = await run_body(tool, plan, context, self._clock, durable=durable, arguments=arguments)
         self._running.discard(call.id)
         self.feed(finished)
 

@@ -146,16 +146,25 @@ def _validated(adapter: TypeAdapter[Any], text: str) -> Any:
     Raises:
         InvalidArguments: The text is not JSON, names a key twice in one object, or does not validate.
     """
-    try:
-        _TEXT.decode(text)
-    except InvalidArguments:
-        raise
-    except (ValueError, RecursionError):
-        pass  # the validator knows better what is wrong
+    if _needs_a_look(text):
+        try:
+            _TEXT.decode(text)
+        except InvalidArguments:
+            raise
+        except (ValueError, RecursionError):
+            pass  # the validator knows better what is wrong
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
         raise InvalidArguments(_explain(error)) from None
+
+
+def _needs_a_look(text: str) -> bool:
+    """Whether the text may hold what the validator would let pass; cheap, for the most part of texts does not."""
+    if "\\" in text or "NaN" in text or "Infinity" in text:
+        return True
+    keys = [key for key, colon in _STRINGS.findall(text) if colon]
+    return len(set(keys)) < len(keys)
 
 
 def _once(pairs: list[tuple[str, object]]) -> None:
@@ -171,6 +180,8 @@ def _no_constant(name: str) -> None:
     raise InvalidArguments(f"arguments: Invalid JSON: a number is expected; got {name}, which JSON does not have")
 
 
+_STRINGS = re.compile(r'"([^"]*)"\s*(:?)')
+"""The strings of a text without backslashes, and whether each is a key."""
 _TEXT = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
 """Finds what pydantic lets pass."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,12 @@ def digest_of(text: str) -> str:
 
 
 async def judge(
-    call: ToolCall, tools: Mapping[str, Tool[Any]], allow: frozenset[str] | None, *, asked: bool = False
+    call: ToolCall,
+    tools: Mapping[str, Tool[Any]],
+    allow: frozenset[str] | None,
+    *,
+    asked: bool = False,
+    parsed: dict[str, dict[str, Any]] | None = None,
 ) -> Plan:
     """What may become of a call: it runs, it is refused, or it waits for a person.
 
@@ -37,6 +42,7 @@ async def judge(
         tools: By name.
         allow: The permissions; None is everything.
         asked: A person has been asked, or the body has started: the tool's `approval` has had its say.
+        parsed: Where to leave the arguments for `run_body`, by call.
     """
     tool = tools.get(call.name)
     if tool is None:
@@ -50,6 +56,8 @@ async def judge(
     digest = digest_of(call.arguments)
     if tool._delegate is not None and tool._delegate.sessions:
         return Ready(call=call, effect="none", digest=digest, delegate=True)
+    if parsed is not None and isinstance(tool.approval, bool):  # a predicate could change them
+        parsed[call.id] = arguments
     gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
         return Refused(call=call, result=_texts.unexpected(call.id))
@@ -91,23 +99,30 @@ async def call_user_code(function: Callable[[], Any]) -> Any:
 
 
 async def run_body(
-    tool: Tool[Any], plan: Ready | Gated, context: Context[Any], clock: Clock, *, durable: bool
+    tool: Tool[Any],
+    plan: Ready | Gated,
+    context: Context[Any],
+    clock: Clock,
+    *,
+    durable: bool,
+    arguments: dict[str, Any] | None = None,
 ) -> CallFinished | CallUncertain:
     """Run the body once. Cancellation passes through; everything else becomes a result."""
     call = plan.call
-    arguments = await _parse(tool, call)
-    if isinstance(arguments, Contained):  # the schema has changed since the call was judged
-        return CallFinished(result=_wrong(tool, call, arguments.cause), source="refused")
+    if arguments is None:
+        read = await _parse(tool, call)
+        if isinstance(read, Contained):  # the schema has changed since the call was judged
+            return CallFinished(result=_wrong(tool, call, read.cause), source="refused")
+        arguments = read
     body = (
         partial(tool.function, context, **arguments)
         if tool._signature.takes_context
         else partial(tool.function, **arguments)
     )
-    work = contain("tool call", call_user_code(body))
     if tool.timeout is None and not inspect.iscoroutinefunction(tool.function):
-        value = await work  # on a thread, which a cancelled waiter leaves behind at once
+        value = await contain("tool call", call_user_code(body))  # a thread, which a cancelled waiter leaves at once
     else:
-        value = await _within(work, tool.timeout, clock, name=f"weft tool {tool.name}")
+        value = await _within(body, tool.timeout, clock, name=f"weft tool {tool.name}")
     if value is _LATE:
         return _late(tool, plan, durable=durable)
     return CallFinished(result=await _result(tool, call, value))
@@ -148,28 +163,44 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
 _LATE = object()
 
 
-async def _within(work: Coroutine[Any, Any, object], seconds: float | None, clock: Clock, *, name: str) -> object:
-    """What `work` gives, or `_LATE` when the time is over; None is without limit.
+async def _within(body: Callable[[], Any], seconds: float | None, clock: Clock, *, name: str) -> object:
+    """What the body gives, contained, or `_LATE` when the time is over; None is without limit.
 
     It runs in a task of its own, so that a body that swallows its cancellation can be left behind: cancelled by the
     deadline or by who waits, it has a short grace to clean up.
     """
-    task = start_task(work, name=name)
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    async def run() -> object:
+        try:
+            return await contain("tool call", call_user_code(body))
+        finally:
+            wake()
+
+    task = start_task(run(), name=name)
+    timer = None if seconds is None else clock.deadline(seconds, wake)
     try:
-        done = await _finished(task, seconds, clock)
+        await woken
+        in_time = task.done()
     finally:
+        if timer is not None:
+            timer.cancel()
         if not task.done():
-            task.cancel()
-            await _finished(task, GRACE, clock)
-    if not done:
+            await _end(task, clock)
+    if not in_time:
         return _LATE
     if task.cancelled():
         return Contained("tool call", RuntimeError("it cancelled itself"))
     return task.result()
 
 
-async def _finished(task: asyncio.Task[object], seconds: float | None, clock: Clock) -> bool:
-    """True as soon as the task is done, False when the time is over."""
+async def _end(task: asyncio.Task[object], clock: Clock) -> None:
+    """Cancel a task, and wait until it is done or the grace is over."""
+    task.cancel()
     woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(_: object = None) -> None:
@@ -177,11 +208,9 @@ async def _finished(task: asyncio.Task[object], seconds: float | None, clock: Cl
             woken.set_result(None)
 
     task.add_done_callback(wake)
-    timer = None if seconds is None else clock.deadline(seconds, wake)
+    timer = clock.deadline(GRACE, wake)
     try:
         await woken
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
         task.remove_done_callback(wake)
-    return task.done()

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from weft._log import EventStream
 from weft._machine import Ended, Outcome
 from weft._repair import History
-from weft._result import Result, raise_for, with_output
+from weft._result import MISSING, Result, raise_for, with_output
 from weft.errors import Dropped, NoNext
 from weft.events import (
     Event,
@@ -107,6 +107,7 @@ class Turn(Generic[OutputT]):
             run=end.run,
             pending=_approvals.pending(view) if end.outcome == "parked" else (),
             _history=History(view.transcript.messages, end.length),
+            _output=end.text if end.outcome == "answered" else MISSING,
         )
         ended = Ended(outcome=_outcome(end), stop=end.stop, error=end.error)
         raise_for(ended, result, None if log is None else log.cause)
