@@ -27,6 +27,7 @@ from weft.model import (
     ToolDefinition,
     WholeCall,
 )
+from weft.models._openai_sdk import client_here
 from weft.models.openai import OpenAIChat
 
 Json = dict[str, Any]
@@ -666,7 +667,7 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
     async def two() -> tuple[AsyncOpenAI, AsyncOpenAI]:
-        return await model._client(), await model._client()
+        return await client_here(model._clients), await client_here(model._clients)
 
     first, again = asyncio.run(two())
     second, _ = asyncio.run(two())
