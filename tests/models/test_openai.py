@@ -1,10 +1,8 @@
 """What the adapter sends, what it makes of what comes back, and how it fails."""
 
 import asyncio
-import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,81 +11,40 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from tests.models import served
+from tests.models.served import (
+    ADD,
+    BOTH,
+    KEY,
+    WHOLE,
+    Answer,
+    Cut,
+    Json,
+    asked,
+    joined,
+    raises,
+    refused,
+    sse,
+    streamed,
+    whole,
+)
 from weft.messages import File, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from weft.model import (
     Finish,
     ModelError,
-    ModelEvent,
     ModelInfo,
-    ModelRequest,
-    Position,
     Settings,
     TextChunk,
     ToolCallChunk,
-    ToolDefinition,
     WholeCall,
 )
 from weft.models._openai_sdk import client_here
 from weft.models.openai import OpenAIChat
 
-Json = dict[str, Any]
-Answer = Callable[[], httpx2.Response]
-
-KEY = "sk-Secret-0123456789"
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-WHOLE = Settings(stream=False)
-BOTH = pytest.mark.parametrize("settings", [Settings(), WHOLE], ids=["streamed", "whole"])
-ADD = ToolDefinition(
-    name="add",
-    description="Add two numbers.",
-    schema={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-)
 
 
-# -- a server in this process
-
-
-class Cut(httpx2.AsyncByteStream):
-    """A body that is given piece by piece, and then breaks off with an error if there is one."""
-
-    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
-        self.pieces = pieces
-        self.error = error
-        self.closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self.pieces:
-            yield piece
-        if self.error is not None:
-            raise self.error
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-def sse(*chunks: object) -> bytes:
-    lines = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
-    return "".join(f"data: {line}\n\n" for line in lines).encode()
-
-
-def streamed(*chunks: object, done: bool = True) -> Answer:
-    body = sse(*chunks, "[DONE]") if done else sse(*chunks)
-    return lambda: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
-
-
-def whole(body: object) -> Answer:
-    return lambda: httpx2.Response(200, json=body)
-
-
-def refused(status: int, error: object, headers: dict[str, str] | None = None) -> Answer:
-    return lambda: httpx2.Response(status, json={"error": error}, headers=headers)
-
-
-def raises(error: Exception) -> Answer:
-    def answer() -> httpx2.Response:
-        raise error
-
-    return answer
+# -- what a server says
 
 
 def chunk(delta: object = None, finish: str | None = None, **more: object) -> Json:
@@ -111,40 +68,9 @@ SPENT = {
 USAGE = Usage(input_tokens=20, output_tokens=9, cache_read_tokens=8, cache_write_tokens=4, reasoning_tokens=3)
 
 
-class Server:
-    """Gives its answers in order, and keeps what it was asked."""
-
-    def __init__(self, *answers: Answer, retries: int = 0) -> None:
-        self.bodies: list[Json] = []
-        self._answers = list(answers)
-        http = httpx2.AsyncClient(transport=httpx2.MockTransport(self._handle))
-        self.client = AsyncOpenAI(api_key=KEY, base_url="http://model.test/v1", http_client=http, max_retries=retries)
-        self.model = OpenAIChat("gpt-5", client=self.client)
-
-    def _handle(self, request: httpx2.Request) -> httpx2.Response:
-        assert request.url == "http://model.test/v1/chat/completions"
-        self.bodies.append(json.loads(request.content))
-        return self._answers.pop(0)()
-
-    async def ask(self, *messages: Message, **more: Any) -> list[ModelEvent]:
-        return [event async for event in self.model.stream(asked(*messages, **more))]
-
-    async def failure(self, *messages: Message, **more: Any) -> ModelError:
-        with pytest.raises(ModelError) as caught:
-            await self.ask(*messages, **more)
-        return caught.value
-
-
-def asked(*messages: Message, **more: Any) -> ModelRequest:
-    standard: Json = {
-        "instructions": None,
-        "messages": messages or (Message.user("Hi"),),
-        "tools": (),
-        "settings": Settings(),
-        "run_id": "run",
-        "position": Position(thread=None, index=0),
-    }
-    return ModelRequest(**{**standard, **more})
+class Server(served.Server):
+    path = "chat/completions"
+    adapter = OpenAIChat
 
 
 async def sent(*messages: Message, **more: Any) -> Json:
@@ -153,13 +79,6 @@ async def sent(*messages: Message, **more: Any) -> Json:
     await server.ask(*messages, **more)
     (body,) = server.bodies
     return {name: value for name, value in body.items() if name not in STREAMED}
-
-
-def joined(events: list[ModelEvent]) -> list[ModelEvent]:
-    """The events as a run keeps them: text in one piece, no fragments."""
-    text = "".join(event.text for event in events if isinstance(event, TextChunk))
-    kept: list[ModelEvent] = [event for event in events if not isinstance(event, TextChunk | ToolCallChunk)]
-    return [TextChunk(text=text), *kept] if text else kept
 
 
 # -- what is sent
