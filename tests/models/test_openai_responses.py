@@ -105,7 +105,7 @@ def written(item: Json, index: int) -> Iterator[Json]:
         for letter in item["arguments"] or "":
             yield {"type": "response.function_call_arguments.delta", "output_index": index, "delta": letter}
     for field in ("content", "summary"):
-        for place, part in enumerate(item.get(field) or ()):
+        for place, part in enumerate((item["type"] != "brand_new" and item.get(field)) or ()):
             event, where, key = DELTAS[part["type"]]
             for letter in part[key]:
                 yield {"type": event, "output_index": index, where: place, "delta": letter}
@@ -396,6 +396,12 @@ REPLIES: dict[str, tuple[list[Json], Json, str, str]] = {
     "a call before a text": ([call(), text("Added.")], {}, "tool_calls", "completed"),
     "reasoning": ([thought("Hm."), text("Hello")], {}, "stop", "completed"),
     "reasoning in paragraphs": ([thought("Hm.", "", "Well.", "No."), text("Hello")], {}, "stop", "completed"),
+    "reasoning in paragraphs, twice": (
+        [thought("A", "B"), thought("C", id="rs_2"), text("Hello")],
+        {},
+        "stop",
+        "completed",
+    ),
     "reasoning unseen": ([thought(), text("Hello")], {}, "stop", "completed"),
     "reasoning in the open": ([OPEN, call()], {}, "tool_calls", "completed"),
     "reasoning in turn": (
@@ -405,7 +411,7 @@ REPLIES: dict[str, tuple[list[Json], Json, str, str]] = {
         "completed",
     ),
     "a search": ([thought(), SEARCH, thought(id="rs_2"), text("Found.")], {}, "stop", "completed"),
-    "something new": ([{"type": "brand_new", "id": "n", "text": "x"}, text("Hello")], {}, "stop", "completed"),
+    "something new": ([text("Not this.", type="brand_new"), text("Hello")], {}, "stop", "completed"),
     "cut": ([text("Hel")], CUT, "length", "max_output_tokens"),
     "cut in a call": ([call('{"x"', status="incomplete")], CUT, "length", "max_output_tokens"),
     "cut while thinking": ([thought("Hm")], CUT, "length", "max_output_tokens"),
@@ -474,6 +480,34 @@ async def test_a_stream_that_is_cut_in_a_call_keeps_the_call_of_its_last_event()
     ]
 
 
+async def test_reasoning_in_the_open_is_seen_as_it_comes() -> None:
+    thoughts = [event for event in await Server(streamed(*events(OPEN))).ask() if isinstance(event, ReasoningChunk)]
+    assert [thought.text for thought in thoughts] == ["H", "m", ".", ""]
+
+
+async def test_a_refusal_that_only_the_fragments_hold_is_one() -> None:
+    given = [event for event in events(refusal("No.")) if "output_item" not in event["type"]]
+    given[-1]["response"] = response()
+    assert joined(await Server(streamed(*given)).ask()) == [
+        TextChunk(text="No."),
+        Finish(reason="refusal", provider_reason="completed"),
+    ]
+
+
+async def test_items_at_one_index_take_nothing_from_each_other() -> None:
+    items = [text("A"), call(id="a"), text("B"), call("", id="b")]
+    given = [*written(items[0], 0), *written(items[1], 0)]
+    given += [{"type": "response.output_item.done", "output_index": 0, "item": item} for item in items[2:]]
+    end = {"type": "response.completed", "response": response(*items)}
+    assert joined(await Server(streamed(*given, end)).ask()) == [
+        TextChunk(text="A"),
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="a"),
+        TextChunk(text="B"),
+        WholeCall(name="add", arguments="{}", provider_id="b"),
+        Finish(reason="tool_calls", provider_reason="completed"),
+    ]
+
+
 async def test_items_that_are_written_at_once_are_told_apart() -> None:
     one, other = list(written(call(id="a"), 0)), list(written(call('{"x": 2}', id="b"), 1))
     mixed = [event for pair in zip(one, other, strict=True) for event in pair]
@@ -514,6 +548,7 @@ async def test_reasoning_goes_back_as_it_came(settings: Settings) -> None:
         thought("Hm.", " é "),
         text("Adding."),
         thought(id="rs_2", encrypted_content="x" * 5000, new={"deep": [1.5, None, "é"]}),
+        SEARCH,
         call(),
     ]
     answer = streamed(*events(*items)) if settings.stream else whole(response(*items))
@@ -527,11 +562,12 @@ async def test_reasoning_goes_back_as_it_came(settings: Settings) -> None:
         items[0],
         said("Adding."),
         items[2],
+        SEARCH,
         {"type": "function_call", "call_id": made.id, "name": "add", "arguments": '{"x": 1}'},
         {"type": "function_call_output", "call_id": made.id, "output": "3"},
     ]
     blocks = [part.block for part in message.parts if isinstance(part, Reasoning)]
-    assert [json.loads(block or "") for block in blocks] == [items[0], items[2]]
+    assert [json.loads(block or "") for block in blocks] == [items[0], items[2], SEARCH]
     other = Server(streamed(*events(text("Done."))), model="gpt-5-mini")
     await other.ask(Message.user("Hi"), message, results)
     assert [item.get("type") for item in other.bodies[0]["input"]] == [
