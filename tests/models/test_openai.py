@@ -33,6 +33,7 @@ from weft.model import (
     Finish,
     ModelError,
     ModelInfo,
+    ReasoningChunk,
     Settings,
     TextChunk,
     ToolCallChunk,
@@ -204,7 +205,7 @@ async def test_tools_and_settings_are_exactly_this() -> None:
     body = await sent(
         tools=(ADD,),
         tool_choice="required",
-        settings=Settings(temperature=0.0, max_tokens=50, parallel_tool_calls=False),
+        settings=Settings(temperature=0.0, max_tokens=50, parallel_tool_calls=False, effort="minimal"),
         output_schema={"type": "object"},
     )
     assert body == {
@@ -212,6 +213,7 @@ async def test_tools_and_settings_are_exactly_this() -> None:
         "messages": [{"role": "user", "content": "Hi"}],
         "temperature": 0.0,
         "max_completion_tokens": 50,
+        "reasoning_effort": "minimal",
         "tools": [
             {
                 "type": "function",
@@ -237,8 +239,29 @@ async def test_without_tools_nothing_is_said_about_tools() -> None:
     assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_a_tool_choice_of_auto_is_not_sent() -> None:
-    assert "tool_choice" not in await sent(tools=(ADD,))
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", None),
+        ("none", "none"),
+        ("required", "required"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+async def test_a_tool_choice_is_a_word_or_a_tool(choice: str, expected: object) -> None:
+    assert (await sent(tools=(ADD,), tool_choice=choice)).get("tool_choice") == expected
+
+
+async def test_extra_fields_go_in_last_and_as_they_are() -> None:
+    extra = {"reasoning_effort": "none", "top_k": 3, "chat_template_kwargs": {"thinking": None}}
+    body = await sent(settings=Settings(effort="low", extra=extra))
+    assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], **extra}
+
+
+async def test_reasoning_is_never_sent_back() -> None:
+    parts = (Reasoning(text="Hm.", block="{}", provider="openai", model="gpt-5"), Text(text="Hello"))
+    body = await sent(Message.user("Hi"), Message(role="assistant", parts=parts), Message.user("And?"))
+    assert body["messages"][1] == {"role": "assistant", "content": "Hello"}
 
 
 # -- what comes back
@@ -313,6 +336,15 @@ async def test_odd_whole_calls_come_through_the_sdk(call: Json) -> None:
 REPLIES: dict[str, tuple[Json, str, str]] = {
     "text": ({"content": "Hello"}, "stop", "stop"),
     "nothing": ({"content": None}, "stop", "stop"),
+    "reasoning": ({"reasoning_content": "Hm. Well.", "content": "Hello"}, "stop", "stop"),
+    "reasoning by its other name": ({"reasoning": "Hm.", "content": "Hello"}, "stop", "stop"),
+    "reasoning by both names": ({"reasoning": "Hm.", "reasoning_content": "Hm.", "content": "Hello"}, "stop", "stop"),
+    "reasoning only": ({"reasoning_content": "Hm.", "content": None}, "length", "length"),
+    "reasoning before a call": (
+        {"reasoning": "Hm.", "content": "", "tool_calls": [{"id": "a", "function": FUNCTION}]},
+        "tool_calls",
+        "tool_calls",
+    ),
     "one call": ({"content": None, "tool_calls": [{"id": "a", "function": FUNCTION}]}, "tool_calls", "tool_calls"),
     "calls after a text": (
         {
@@ -339,6 +371,8 @@ async def test_streamed_and_whole_are_the_same_reply(name: str) -> None:
     message, word, reason = REPLIES[name]
     calls = message.get("tool_calls", [])
     chunks = [chunk({"role": "assistant", "content": None})]
+    names = [name for name in ("reasoning_content", "reasoning") if name in message]
+    chunks += [chunk(dict.fromkeys(names, letter)) for name in names[:1] for letter in message[name]]
     chunks += [chunk({key: letter}) for key in ("content", "refusal") for letter in message.get(key) or ""]
     chunks += [chunk({"tool_calls": [{"index": index, **call}]}) for index, call in enumerate(calls)]
     chunks += [chunk(finish=word), chunk() | {"choices": [], "usage": SPENT}]
@@ -346,6 +380,30 @@ async def test_streamed_and_whole_are_the_same_reply(name: str) -> None:
     other = await Server(whole(completion(message, word, usage=SPENT))).ask(settings=WHOLE)
     assert joined(one) == joined(other)
     assert one[-1] == Finish(reason=reason, usage=USAGE, provider_reason=word)  # type: ignore[arg-type]  # a table
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@BOTH
+async def test_reasoning_of_compatible_servers_is_seen_but_has_no_block(name: str, settings: Settings) -> None:
+    pieces = [chunk({name: "Hm."}), chunk({name: " Well.", "content": ""}), chunk({name: None, "content": "Hello"})]
+    message = {"content": "Hello", name: "Hm. Well."}
+    answer = streamed(*pieces, chunk(finish="stop")) if settings.stream else whole(completion(message))
+    assert joined(await Server(answer).ask(settings=settings)) == [
+        ReasoningChunk(text="Hm. Well."),
+        TextChunk(text="Hello"),
+        Finish(reason="stop", provider_reason="stop"),
+    ]
+
+
+@pytest.mark.parametrize("odd", [None, "", [], {"summary": "Hm."}, 3])
+@BOTH
+async def test_reasoning_that_is_no_text_is_passed_over(odd: object, settings: Settings) -> None:
+    said = {"content": "Hello", "reasoning": odd}
+    answer = streamed(chunk(said), chunk(finish="stop")) if settings.stream else whole(completion(said))
+    assert joined(await Server(answer).ask(settings=settings)) == [
+        TextChunk(text="Hello"),
+        Finish(reason="stop", provider_reason="stop"),
+    ]
 
 
 async def test_a_refusal_is_its_text() -> None:
@@ -463,6 +521,7 @@ async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Setti
         ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
         ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
         ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+        ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
         ("it broke", "MODEL_SERVER"),
     ],
 )
@@ -559,6 +618,16 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
         await anext(OpenAIChat("gpt-5").stream(asked()))
     assert caught.value.code == "MODEL_AUTH"
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
+
+
+async def test_a_client_that_could_not_be_made_is_made_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    model = OpenAIChat("gpt-5")
+    with pytest.raises(ModelError):
+        await anext(model.stream(asked()))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert (await client_here(model._clients)).api_key == KEY
 
 
 def test_importing_weft_does_not_load_the_sdk() -> None:

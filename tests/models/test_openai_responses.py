@@ -606,8 +606,11 @@ async def test_events_that_mean_nothing_here_are_passed_over() -> None:
         {"type": "response.output_text.delta", "output_index": 0, "delta": None},
         {"type": "response.output_item.added", "output_index": 0, "item": None},
         {"type": "response.audio.delta", "delta": "x"},
+        {"type": "response.output_item.done", "output_index": 0, "item": text("Not this.", type="brand_new")},
     ]
-    assert joined(await Server(streamed(*odd, *events(text("Hello")))).ask()) == [
+    given = events(text("Hello"))
+    given[-1]["response"] = response()
+    assert joined(await Server(streamed(*odd, *given)).ask()) == [
         TextChunk(text="Hello"),
         Finish(reason="stop", provider_reason="completed"),
     ]
