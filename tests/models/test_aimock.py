@@ -9,8 +9,8 @@ import weft
 from tests.aimock import Aimock, calls, fail, say, when
 from weft.errors import ModelFailed
 from weft.events import TextDelta
-from weft.messages import Message, Part, Text, ToolCall, ToolResult, Usage
-from weft.model import Settings
+from weft.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, Usage
+from weft.model import ModelError, Settings
 from weft.models.openai import OpenAIChat
 
 LONG = "This sentence is longer than one chunk, and it is cut before its end."
@@ -23,7 +23,8 @@ RULES = (
     when("cut", say(LONG), truncateAfterChunks=3, latency=5),
     when("gone", say(LONG), chaos={"disconnectRate": 1}),
     when("garbled", say(LONG), chaos={"malformedRate": 1}),
-    when("busy", fail(429, "rate_limit_error", "rate_limit_exceeded")),
+    when("think", say("It is four.", reasoning="Two and two.")),
+    when("busy", {**fail(429, "rate_limit_error", "rate_limit_exceeded"), "retryAfter": 3}),
     when("broken", fail(500, "server_error")),
     when("long", fail(400, "invalid_request_error", "context_length_exceeded")),
     when("enough", say("This is all that fit", finishReason="length")),
@@ -94,7 +95,7 @@ async def test_a_call_without_arguments_after_a_text(client: AsyncOpenAI, stream
     assert asked.arguments == "{}"
 
 
-@pytest.mark.parametrize("prompt", ["hello", "How is the weather?", "What time is it?", "enough"])
+@pytest.mark.parametrize("prompt", ["hello", "think", "How is the weather?", "What time is it?", "enough"])
 async def test_streamed_or_whole_leaves_the_same_messages(client: AsyncOpenAI, prompt: str) -> None:
     streamed = await agent(client, True).run(prompt)
     whole = await agent(client, False).run(prompt)
@@ -118,13 +119,34 @@ async def test_streamed_or_whole_leaves_the_same_messages(client: AsyncOpenAI, p
         ("nobody knows this", True, "MODEL_SERVER"),
     ],
 )
-async def test_a_failed_call_ends_in_a_typed_error(client: AsyncOpenAI, prompt: str, stream: bool, code: str) -> None:
+async def test_a_failed_call_ends_in_a_typed_error_and_the_agent_goes_on(
+    client: AsyncOpenAI, prompt: str, stream: bool, code: str
+) -> None:
+    desk = agent(client, stream)
     with pytest.raises(ModelFailed) as caught:
-        await agent(client, stream).run(prompt)
+        await desk.run(prompt)
     assert caught.value.code == code
     assert caught.value.result is not None
     assert caught.value.result.messages == (Message.user(prompt),)
     assert caught.value.result.usage == Usage(unknown=1)
+    assert (await desk.run("hello")).text == "Hello, and welcome to the desk."
+
+
+@BOTH
+async def test_how_long_to_wait_is_told(client: AsyncOpenAI, stream: bool) -> None:
+    with pytest.raises(ModelFailed) as caught:
+        await agent(client, stream).run("busy")
+    assert isinstance(caught.value.__cause__, ModelError)
+    assert caught.value.__cause__.retry_after == 3.0
+
+
+@BOTH
+async def test_reasoning_of_a_compatible_server_is_kept_as_text(client: AsyncOpenAI, stream: bool) -> None:
+    result = await agent(client, stream).run("think")
+    assert result.messages[1].parts == (
+        Reasoning(text="Two and two.", provider="openai", model="gpt-5"),
+        Text(text="It is four."),
+    )
 
 
 async def _texts_of(run: weft.RunStream, seen: list[str]) -> None:

@@ -1,10 +1,8 @@
 """What the adapter sends, what it makes of what comes back, and how it fails."""
 
 import asyncio
-import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,80 +11,41 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from tests.models import served
+from tests.models.served import (
+    ADD,
+    BOTH,
+    KEY,
+    WHOLE,
+    Answer,
+    Cut,
+    Json,
+    asked,
+    joined,
+    raises,
+    refused,
+    sse,
+    streamed,
+    whole,
+)
 from weft.messages import File, Message, Reasoning, Text, ToolCall, ToolResult, Usage
 from weft.model import (
     Finish,
     ModelError,
-    ModelEvent,
     ModelInfo,
-    ModelRequest,
-    Position,
+    ReasoningChunk,
     Settings,
     TextChunk,
     ToolCallChunk,
-    ToolDefinition,
     WholeCall,
 )
+from weft.models._openai_sdk import client_here
 from weft.models.openai import OpenAIChat
 
-Json = dict[str, Any]
-Answer = Callable[[], httpx2.Response]
-
-KEY = "sk-Secret-0123456789"
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-WHOLE = Settings(stream=False)
-BOTH = pytest.mark.parametrize("settings", [Settings(), WHOLE], ids=["streamed", "whole"])
-ADD = ToolDefinition(
-    name="add",
-    description="Add two numbers.",
-    schema={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-)
 
 
-# -- a server in this process
-
-
-class Cut(httpx2.AsyncByteStream):
-    """A body that is given piece by piece, and then breaks off with an error if there is one."""
-
-    def __init__(self, *pieces: bytes, error: Exception | None = None) -> None:
-        self.pieces = pieces
-        self.error = error
-        self.closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self.pieces:
-            yield piece
-        if self.error is not None:
-            raise self.error
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-def sse(*chunks: object) -> bytes:
-    lines = [chunk if isinstance(chunk, str) else json.dumps(chunk) for chunk in chunks]
-    return "".join(f"data: {line}\n\n" for line in lines).encode()
-
-
-def streamed(*chunks: object, done: bool = True) -> Answer:
-    body = sse(*chunks, "[DONE]") if done else sse(*chunks)
-    return lambda: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
-
-
-def whole(body: object) -> Answer:
-    return lambda: httpx2.Response(200, json=body)
-
-
-def refused(status: int, error: object, headers: dict[str, str] | None = None) -> Answer:
-    return lambda: httpx2.Response(status, json={"error": error}, headers=headers)
-
-
-def raises(error: Exception) -> Answer:
-    def answer() -> httpx2.Response:
-        raise error
-
-    return answer
+# -- what a server says
 
 
 def chunk(delta: object = None, finish: str | None = None, **more: object) -> Json:
@@ -110,40 +69,9 @@ SPENT = {
 USAGE = Usage(input_tokens=20, output_tokens=9, cache_read_tokens=8, cache_write_tokens=4, reasoning_tokens=3)
 
 
-class Server:
-    """Gives its answers in order, and keeps what it was asked."""
-
-    def __init__(self, *answers: Answer, retries: int = 0) -> None:
-        self.bodies: list[Json] = []
-        self._answers = list(answers)
-        http = httpx2.AsyncClient(transport=httpx2.MockTransport(self._handle))
-        self.client = AsyncOpenAI(api_key=KEY, base_url="http://model.test/v1", http_client=http, max_retries=retries)
-        self.model = OpenAIChat("gpt-5", client=self.client)
-
-    def _handle(self, request: httpx2.Request) -> httpx2.Response:
-        assert request.url == "http://model.test/v1/chat/completions"
-        self.bodies.append(json.loads(request.content))
-        return self._answers.pop(0)()
-
-    async def ask(self, *messages: Message, **more: Any) -> list[ModelEvent]:
-        return [event async for event in self.model.stream(asked(*messages, **more))]
-
-    async def failure(self, *messages: Message, **more: Any) -> ModelError:
-        with pytest.raises(ModelError) as caught:
-            await self.ask(*messages, **more)
-        return caught.value
-
-
-def asked(*messages: Message, **more: Any) -> ModelRequest:
-    standard: Json = {
-        "instructions": None,
-        "messages": messages or (Message.user("Hi"),),
-        "tools": (),
-        "settings": Settings(),
-        "run_id": "run",
-        "position": Position(thread=None, index=0),
-    }
-    return ModelRequest(**{**standard, **more})
+class Server(served.Server):
+    path = "chat/completions"
+    adapter = OpenAIChat
 
 
 async def sent(*messages: Message, **more: Any) -> Json:
@@ -152,13 +80,6 @@ async def sent(*messages: Message, **more: Any) -> Json:
     await server.ask(*messages, **more)
     (body,) = server.bodies
     return {name: value for name, value in body.items() if name not in STREAMED}
-
-
-def joined(events: list[ModelEvent]) -> list[ModelEvent]:
-    """The events as a run keeps them: text in one piece, no fragments."""
-    text = "".join(event.text for event in events if isinstance(event, TextChunk))
-    kept: list[ModelEvent] = [event for event in events if not isinstance(event, TextChunk | ToolCallChunk)]
-    return [TextChunk(text=text), *kept] if text else kept
 
 
 # -- what is sent
@@ -284,7 +205,7 @@ async def test_tools_and_settings_are_exactly_this() -> None:
     body = await sent(
         tools=(ADD,),
         tool_choice="required",
-        settings=Settings(temperature=0.0, max_tokens=50, parallel_tool_calls=False),
+        settings=Settings(temperature=0.0, max_tokens=50, parallel_tool_calls=False, effort="minimal"),
         output_schema={"type": "object"},
     )
     assert body == {
@@ -292,6 +213,7 @@ async def test_tools_and_settings_are_exactly_this() -> None:
         "messages": [{"role": "user", "content": "Hi"}],
         "temperature": 0.0,
         "max_completion_tokens": 50,
+        "reasoning_effort": "minimal",
         "tools": [
             {
                 "type": "function",
@@ -317,8 +239,29 @@ async def test_without_tools_nothing_is_said_about_tools() -> None:
     assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_a_tool_choice_of_auto_is_not_sent() -> None:
-    assert "tool_choice" not in await sent(tools=(ADD,))
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", None),
+        ("none", "none"),
+        ("required", "required"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+async def test_a_tool_choice_is_a_word_or_a_tool(choice: str, expected: object) -> None:
+    assert (await sent(tools=(ADD,), tool_choice=choice)).get("tool_choice") == expected
+
+
+async def test_extra_fields_go_in_last_and_as_they_are() -> None:
+    extra = {"reasoning_effort": "none", "top_k": 3, "chat_template_kwargs": {"thinking": None}}
+    body = await sent(settings=Settings(effort="low", extra=extra))
+    assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], **extra}
+
+
+async def test_reasoning_is_never_sent_back() -> None:
+    parts = (Reasoning(text="Hm.", block="{}", provider="openai", model="gpt-5"), Text(text="Hello"))
+    body = await sent(Message.user("Hi"), Message(role="assistant", parts=parts), Message.user("And?"))
+    assert body["messages"][1] == {"role": "assistant", "content": "Hello"}
 
 
 # -- what comes back
@@ -393,6 +336,15 @@ async def test_odd_whole_calls_come_through_the_sdk(call: Json) -> None:
 REPLIES: dict[str, tuple[Json, str, str]] = {
     "text": ({"content": "Hello"}, "stop", "stop"),
     "nothing": ({"content": None}, "stop", "stop"),
+    "reasoning": ({"reasoning_content": "Hm. Well.", "content": "Hello"}, "stop", "stop"),
+    "reasoning by its other name": ({"reasoning": "Hm.", "content": "Hello"}, "stop", "stop"),
+    "reasoning by both names": ({"reasoning": "Hm.", "reasoning_content": "Hm.", "content": "Hello"}, "stop", "stop"),
+    "reasoning only": ({"reasoning_content": "Hm.", "content": None}, "length", "length"),
+    "reasoning before a call": (
+        {"reasoning": "Hm.", "content": "", "tool_calls": [{"id": "a", "function": FUNCTION}]},
+        "tool_calls",
+        "tool_calls",
+    ),
     "one call": ({"content": None, "tool_calls": [{"id": "a", "function": FUNCTION}]}, "tool_calls", "tool_calls"),
     "calls after a text": (
         {
@@ -419,6 +371,8 @@ async def test_streamed_and_whole_are_the_same_reply(name: str) -> None:
     message, word, reason = REPLIES[name]
     calls = message.get("tool_calls", [])
     chunks = [chunk({"role": "assistant", "content": None})]
+    names = [name for name in ("reasoning_content", "reasoning") if name in message]
+    chunks += [chunk(dict.fromkeys(names, letter)) for name in names[:1] for letter in message[name]]
     chunks += [chunk({key: letter}) for key in ("content", "refusal") for letter in message.get(key) or ""]
     chunks += [chunk({"tool_calls": [{"index": index, **call}]}) for index, call in enumerate(calls)]
     chunks += [chunk(finish=word), chunk() | {"choices": [], "usage": SPENT}]
@@ -426,6 +380,30 @@ async def test_streamed_and_whole_are_the_same_reply(name: str) -> None:
     other = await Server(whole(completion(message, word, usage=SPENT))).ask(settings=WHOLE)
     assert joined(one) == joined(other)
     assert one[-1] == Finish(reason=reason, usage=USAGE, provider_reason=word)  # type: ignore[arg-type]  # a table
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@BOTH
+async def test_reasoning_of_compatible_servers_is_seen_but_has_no_block(name: str, settings: Settings) -> None:
+    pieces = [chunk({name: "Hm."}), chunk({name: " Well.", "content": ""}), chunk({name: None, "content": "Hello"})]
+    message = {"content": "Hello", name: "Hm. Well."}
+    answer = streamed(*pieces, chunk(finish="stop")) if settings.stream else whole(completion(message))
+    assert joined(await Server(answer).ask(settings=settings)) == [
+        ReasoningChunk(text="Hm. Well."),
+        TextChunk(text="Hello"),
+        Finish(reason="stop", provider_reason="stop"),
+    ]
+
+
+@pytest.mark.parametrize("odd", [None, "", [], {"summary": "Hm."}, 3])
+@BOTH
+async def test_reasoning_that_is_no_text_is_passed_over(odd: object, settings: Settings) -> None:
+    said = {"content": "Hello", "reasoning": odd}
+    answer = streamed(chunk(said), chunk(finish="stop")) if settings.stream else whole(completion(said))
+    assert joined(await Server(answer).ask(settings=settings)) == [
+        TextChunk(text="Hello"),
+        Finish(reason="stop", provider_reason="stop"),
+    ]
 
 
 async def test_a_refusal_is_its_text() -> None:
@@ -543,6 +521,7 @@ async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Setti
         ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
         ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
         ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+        ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
         ("it broke", "MODEL_SERVER"),
     ],
 )
@@ -641,6 +620,16 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
 
 
+async def test_a_client_that_could_not_be_made_is_made_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    model = OpenAIChat("gpt-5")
+    with pytest.raises(ModelError):
+        await anext(model.stream(asked()))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert (await client_here(model._clients)).api_key == KEY
+
+
 def test_importing_weft_does_not_load_the_sdk() -> None:
     program = "import sys, weft; sys.exit('openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -666,7 +655,7 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
     async def two() -> tuple[AsyncOpenAI, AsyncOpenAI]:
-        return await model._client(), await model._client()
+        return await client_here(model._clients), await client_here(model._clients)
 
     first, again = asyncio.run(two())
     second, _ = asyncio.run(two())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import mimetypes
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
 
-from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, BaseModel
 from openai.types import CompletionUsage
 from openai.types.chat import (
     ChatCompletion,
@@ -19,16 +16,24 @@ from openai.types.chat import (
 from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 
 from weft.messages import File, Message, Text, ToolCall, Usage
-from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, Settings, TextChunk, ToolDefinition
+from weft.model import (
+    Finish,
+    ModelError,
+    ModelEvent,
+    ModelInfo,
+    ModelRequest,
+    ReasoningChunk,
+    Settings,
+    TextChunk,
+    ToolDefinition,
+)
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._errors import unreadable
+from weft.models._openai_sdk import CHOICES, Json, Reason, arguments_text, client_here, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._wire import arguments_of, data_url, name_of
 
 __all__ = ["OpenAIChat"]
-
-_Json: TypeAlias = dict[str, Any]
-_Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
 
 
 class OpenAIChat:
@@ -61,9 +66,9 @@ class OpenAIChat:
         """
         check_allowed()
         body = _body(self._model, request)
-        completions = (await self._client()).chat.completions
+        completions = (await client_here(self._clients)).chat.completions
         reply = _Reply()
-        with _model_errors():
+        with model_errors():
             if request.settings.stream:
                 answer = completions.create(**body, stream=True, stream_options={"include_usage": True})
                 async with await answer as chunks:
@@ -76,47 +81,48 @@ class OpenAIChat:
         for event in reply.end():
             yield event
 
-    async def _client(self) -> AsyncOpenAI:
-        try:
-            return await self._clients.here()
-        except OpenAIError as error:
-            text = "no API key: set OPENAI_API_KEY, or give the model a client"
-            raise ModelError(text, code="MODEL_AUTH") from error
-
 
 # -- what is asked
 
 
-def _body(model: str, request: ModelRequest) -> _Json:
-    messages: list[_Json] = []
+def _body(model: str, request: ModelRequest) -> Json:
+    messages: list[Json] = []
     if request.instructions:
         messages.append({"role": "system", "content": request.instructions})
     for message in request.messages:
         messages.extend(_wire(message))
-    body: _Json = {"model": model, "messages": messages, **_settings(request.settings)}
+    body: Json = {"model": model, "messages": messages, **_settings(request.settings)}
     if request.tools:
         body["tools"] = [_function(tool) for tool in request.tools]
         if request.tool_choice != "auto":
-            body["tool_choice"] = request.tool_choice
+            body["tool_choice"] = _tool_choice(request.tool_choice)
         if request.settings.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = request.settings.parallel_tool_calls
     if request.output_schema is not None:
         schema = {"name": "output", "schema": request.output_schema, "strict": False}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return body
+    return {**body, **extra_body(request.settings)}
 
 
-def _settings(settings: Settings) -> _Json:
-    given = {"temperature": settings.temperature, "max_completion_tokens": settings.max_tokens}
+def _settings(settings: Settings) -> Json:
+    given = {
+        "temperature": settings.temperature,
+        "max_completion_tokens": settings.max_tokens,
+        "reasoning_effort": settings.effort,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _function(tool: ToolDefinition) -> _Json:
+def _tool_choice(choice: str) -> str | Json:
+    return choice if choice in CHOICES else {"type": "function", "function": {"name": choice}}
+
+
+def _function(tool: ToolDefinition) -> Json:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.schema, "strict": False}
     return {"type": "function", "function": function}
 
 
-def _wire(message: Message) -> Iterator[_Json]:
+def _wire(message: Message) -> Iterator[Json]:
     """A message as the server wants it. Reasoning is left out, and so is a message that has nothing else."""
     match message.role:
         case "user":
@@ -124,7 +130,7 @@ def _wire(message: Message) -> Iterator[_Json]:
             if content:
                 yield {"role": "user", "content": content}
         case "assistant":
-            said: _Json = {"content": message.text} if message.text else {}
+            said: Json = {"content": message.text} if message.text else {}
             if message.calls:
                 said["tool_calls"] = [_call(call) for call in message.calls]
             if said:
@@ -134,11 +140,11 @@ def _wire(message: Message) -> Iterator[_Json]:
                 yield {"role": "tool", "tool_call_id": result.call, "content": result.content}
 
 
-def _content(message: Message) -> str | list[_Json]:
+def _content(message: Message) -> str | list[Json]:
     match message.parts:
         case (Text(text=text),):
             return text
-    parts: list[_Json] = []
+    parts: list[Json] = []
     for part in message.parts:
         if isinstance(part, Text) and part.text:
             parts.append({"type": "text", "text": part.text})
@@ -147,7 +153,7 @@ def _content(message: Message) -> str | list[_Json]:
     return parts
 
 
-def _file(file: File) -> _Json:
+def _file(file: File) -> Json:
     url = data_url(file)
     if url is not None and file.media_type.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": url}}
@@ -158,7 +164,7 @@ def _file(file: File) -> _Json:
     return {"type": "file", "file": {"filename": name, "file_data": url}}
 
 
-def _call(call: ToolCall) -> _Json:
+def _call(call: ToolCall) -> Json:
     """A call under weft's id."""
     function = {"name": name_of(call), "arguments": arguments_of(call)}
     return {"id": call.id, "type": "function", "function": function}
@@ -195,6 +201,7 @@ class _Reply:
         choice = completion.choices[0]
         self._usage = _usage(completion.usage)
         self._reason = choice.finish_reason
+        yield from _thought(choice.message)
         yield from self._take_text(choice.message.content, choice.message.refusal)
         yield from self._take_calls(_whole_calls(choice.message.tool_calls))
 
@@ -208,6 +215,7 @@ class _Reply:
 
     def _take_delta(self, delta: ChoiceDelta | None) -> Iterator[ModelEvent]:
         if delta is not None:
+            yield from _thought(delta)
             yield from self._take_text(delta.content, delta.refusal)
             yield from self._take_calls(_fragment(call) for call in delta.tool_calls or ())
 
@@ -225,26 +233,29 @@ class _Reply:
                 yield chunk
 
 
+def _thought(said: BaseModel) -> Iterator[ModelEvent]:
+    """Reasoning as compatible servers give it, in one of two fields that the SDK has no names for."""
+    more = said.model_extra or {}
+    thought = more.get("reasoning_content") or more.get("reasoning")
+    if thought and isinstance(thought, str):
+        yield ReasoningChunk(text=thought)
+
+
 def _fragment(call: ChoiceDeltaToolCall) -> Fragment:
     function = call.function
     if function is None:
         return Fragment(index=call.index, id=call.id)
-    return Fragment(index=call.index, id=call.id, name=function.name, arguments=_text(function.arguments))
+    return Fragment(index=call.index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
 
 
 def _whole_calls(calls: Iterable[ChatCompletionMessageToolCallUnion] | None) -> Iterator[Fragment]:
     for index, call in enumerate(calls or ()):
         if isinstance(call, ChatCompletionMessageFunctionToolCall):
             function = call.function
-            yield Fragment(index=index, id=call.id, name=function.name, arguments=_text(function.arguments))
+            yield Fragment(index=index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
 
 
-def _text(arguments: object) -> str | None:
-    """Arguments as text; some servers send the object itself."""
-    return arguments if arguments is None or isinstance(arguments, str) else json.dumps(arguments)
-
-
-def _finish_reason(word: str, *, calls: bool, refused: bool) -> _Reason:
+def _finish_reason(word: str, *, calls: bool, refused: bool) -> Reason:
     """The reason in weft's words. Some servers say `stop` although there are calls."""
     if refused:
         return "refusal"
@@ -274,38 +285,3 @@ def _usage(usage: CompletionUsage | None) -> Usage | None:
         cache_write_tokens=(read and read.cache_write_tokens) or 0,
         reasoning_tokens=(written and written.reasoning_tokens) or 0,
     )
-
-
-# -- what goes wrong
-
-
-@contextmanager
-def _model_errors() -> Iterator[None]:
-    """Turn the SDK's errors into ones that are safe to store."""
-    try:
-        yield
-    except OpenAIError as error:
-        raise _model_error(error) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
-        raise unreadable() from error
-
-
-def _model_error(error: OpenAIError) -> ModelError:
-    """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
-    match error:
-        case APITimeoutError():
-            return timed_out()
-        case APIConnectionError():
-            return connection_failed()
-        case APIStatusError():
-            wait = retry_after(error.response.headers)
-            return _told(f"the server answered {error.status_code}", error, status_code(error.status_code), wait)
-        case APIError():  # in the middle of a stream
-            return _told("the server reported an error", error, "MODEL_SERVER", None)
-        case _:
-            return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
-
-
-def _told(text: str, error: APIError, code: str, wait: float | None) -> ModelError:
-    too_long = "maximum context length" in error.message
-    return told(text, code, (error.type, error.code), too_long=too_long, wait=wait)

@@ -10,7 +10,10 @@ from weft.errors import MissingExtra, WrongCall
 from weft.model import Model
 
 _ADAPTERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {"openai": ("weft.models.openai", "OpenAIChat", "openai")}
+    {
+        "openai": ("weft.models.openai", "OpenAIChat", "openai"),
+        "openai-responses": ("weft.models.openai_responses", "OpenAIResponses", "openai"),
+    }
 )
 """Prefix: module, class, extra."""
 

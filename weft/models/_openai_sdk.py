@@ -1,0 +1,82 @@
+"""What the adapters over OpenAI's SDK share: the client, its errors, and what a reply leaves open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
+
+from weft.model import ModelError, Settings
+from weft.models._client import Clients
+from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+
+__all__ = ["CHOICES", "Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
+
+Json: TypeAlias = dict[str, Any]
+Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
+CHOICES = frozenset({"auto", "none", "required"})
+"""What a tool choice says when it is not a tool's name."""
+
+
+async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
+    """The client of the running loop.
+
+    Raises:
+        ModelError: There is no API key.
+    """
+    try:
+        return await clients.here()
+    except OpenAIError as error:
+        text = "no API key: set OPENAI_API_KEY, or give the model a client"
+        raise ModelError(text, code="MODEL_AUTH") from error
+
+
+def extra_body(settings: Settings) -> Json:
+    """The argument by which the SDK puts `settings.extra` into the body, over what is there."""
+    return {"extra_body": dict(settings.extra)} if settings.extra else {}
+
+
+def arguments_text(arguments: object) -> str | None:
+    """A call's arguments as text; some servers send the object itself."""
+    return arguments if arguments is None or isinstance(arguments, str) else json.dumps(arguments)
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store."""
+    try:
+        yield
+    except OpenAIError as error:
+        raise _model_error(error) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
+        raise unreadable() from error
+
+
+def _model_error(error: OpenAIError) -> ModelError:
+    """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
+    match error:
+        case APITimeoutError():
+            return timed_out()
+        case APIConnectionError():
+            return connection_failed()
+        case APIStatusError():
+            text, wait = f"the server answered {error.status_code}", retry_after(error.response.headers)
+            words = (error.type, error.code)
+            return told(text, status_code(error.status_code), words, too_long=_too_long(error.message), wait=wait)
+        case APIError():  # in the middle of a stream
+            return failed(error.message, error.type, error.code)
+        case _:
+            return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
+
+
+def failed(message: object, *words: object) -> ModelError:
+    """An error that stands in a reply, by the vendor's message and its words for it."""
+    code = "MODEL_REQUEST" if any(str(word).startswith("invalid_") for word in words) else "MODEL_SERVER"
+    return told("the server reported an error", code, words, too_long=_too_long(message))
+
+
+def _too_long(message: object) -> bool:
+    return "maximum context length" in str(message)
