@@ -133,3 +133,19 @@ async def test_a_fault_is_a_typed_error_and_the_agent_goes_on(
     assert caught.value.__cause__.retry_after == wait
     route.mock(side_effect=chat if adapter is OpenAIChat else responses)
     assert (await agent.run("What is one more than two?")).text == "It is 3."
+
+
+def add_maybe(x: int, y: int = 1) -> str:
+    """Add."""
+    return str(x + y)
+
+
+@ADAPTERS
+async def test_only_a_tool_whose_schema_can_bear_it_is_strict(
+    router: respx.MockRouter, client: AsyncOpenAI, adapter: Adapter
+) -> None:
+    route = router.post(PATHS[adapter]).mock(side_effect=chat if adapter is OpenAIChat else responses)
+    await weft.Agent(adapter("gpt-5", client=client), tools=[add, add_maybe]).run("Hi")
+    tools = json.loads(route.calls[0].request.content)["tools"]
+    told = [tool["function"] if adapter is OpenAIChat else tool for tool in tools]
+    assert [(each["name"], each["strict"]) for each in told] == [("add", True), ("add_maybe", False)]

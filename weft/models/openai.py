@@ -31,6 +31,7 @@ from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
 from weft.models._openai_sdk import CHOICES, Json, Reason, arguments_text, client_here, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
+from weft.models._strict import openai_strict
 from weft.models._wire import arguments_of, data_url, name_of
 
 __all__ = ["OpenAIChat"]
@@ -99,7 +100,8 @@ def _body(model: str, request: ModelRequest) -> Json:
         if request.settings.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = request.settings.parallel_tool_calls
     if request.output_schema is not None:
-        schema = {"name": "output", "schema": request.output_schema, "strict": False}
+        strict = openai_strict(request.output_schema)
+        schema = {"name": "output", "schema": request.output_schema, "strict": strict}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {**body, **extra_body(request.settings)}
 
@@ -118,8 +120,9 @@ def _tool_choice(choice: str) -> str | Json:
 
 
 def _function(tool: ToolDefinition) -> Json:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.schema, "strict": False}
-    return {"type": "function", "function": function}
+    """A tool; strict, so that its arguments surely fit, only if its schema can bear it."""
+    told = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+    return {"type": "function", "function": {**told, "strict": openai_strict(tool.schema)}}
 
 
 def _wire(message: Message) -> Iterator[Json]:

@@ -45,6 +45,7 @@ from weft.model import (
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
 from weft.models._openai_sdk import CHOICES, Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
+from weft.models._strict import openai_strict
 from weft.models._wire import arguments_of, data_url, is_own, name_of
 
 __all__ = ["OpenAIResponses"]
@@ -127,7 +128,8 @@ def _body(model: str, request: ModelRequest) -> Json:
         if request.settings.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = request.settings.parallel_tool_calls
     if request.output_schema is not None:
-        schema = {"type": "json_schema", "name": "output", "schema": request.output_schema, "strict": False}
+        strict = openai_strict(request.output_schema)
+        schema = {"type": "json_schema", "name": "output", "schema": request.output_schema, "strict": strict}
         body["text"] = {"format": schema}
     return {**body, **extra_body(request.settings)}
 
@@ -146,13 +148,9 @@ def _tool_choice(choice: str) -> str | Json:
 
 
 def _function(tool: ToolDefinition) -> Json:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.schema,
-        "strict": False,
-    }
+    """A tool; strict, so that its arguments surely fit, only if its schema can bear it."""
+    told = {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
+    return {**told, "strict": openai_strict(tool.schema)}
 
 
 def _items(message: Message, model: str) -> list[Json]:
