@@ -10,7 +10,10 @@ from weft.errors import MissingExtra, WrongCall
 from weft.model import Model
 
 _ADAPTERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {"openai": ("weft.models.openai", "OpenAIChat", "openai")}
+    {
+        "anthropic": ("weft.models.anthropic", "AnthropicMessages", "anthropic"),
+        "openai": ("weft.models.openai", "OpenAIChat", "openai"),
+    }
 )
 """Prefix: module, class, extra."""
 
