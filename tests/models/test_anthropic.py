@@ -732,7 +732,12 @@ async def test_a_block_that_the_server_does_not_end_is_kept() -> None:
 
 
 async def test_events_that_nobody_knows_are_passed_over() -> None:
-    odd = ({"type": "dream", "index": 0}, delta(0, "dream_delta", dream="x"), delta(0, "citations_delta", citation={}))
+    odd = (
+        {"type": "dream", "message": message(usage=SPENT)},
+        {**begin(0, CALL_A), "index": [0]},
+        delta(0, "dream_delta", text="x"),
+        delta(0, "citations_delta", citation={}),
+    )
     events = await Server(streamed(HELLO[0], HELLO[1], *odd, *HELLO[2:], *end())).ask()
     assert joined(events) == [TextChunk(text="Hello"), Finish(reason="stop", provider_reason="end_turn")]
 
@@ -747,6 +752,8 @@ async def test_events_that_nobody_knows_are_passed_over() -> None:
         ({"input_tokens": 2, "output_tokens": 1}, None, Usage(input_tokens=2, output_tokens=1)),
         ({"input_tokens": 2}, {"input_tokens": 3, "output_tokens": 5}, Usage(input_tokens=3, output_tokens=5)),
         (None, {"output_tokens": 5}, Usage(output_tokens=5)),
+        (SPENT, {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}, USAGE),
+        ({"input_tokens": "many", "output_tokens": 1}, {"output_tokens": "more"}, Usage(output_tokens=1)),
         ({**SPENT, "output_tokens": 1}, {"output_tokens": 9}, USAGE),
         ({"input_tokens": 1, "output_tokens": 1}, SPENT, USAGE),
     ],

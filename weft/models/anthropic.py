@@ -279,7 +279,7 @@ class _Reply:
                 block.signature = signature
 
     def _take_usage(self, usage: object) -> None:
-        """Counts are totals so far; one that is not told stands."""
+        """Counts are totals so far, so the highest stands; some servers end with a zero."""
         if not isinstance(usage, AnthropicUsage | MessageDeltaUsage):
             return
         details = usage.output_tokens_details
@@ -290,7 +290,9 @@ class _Reply:
             "written": usage.cache_creation_input_tokens,
             "thought": None if details is None else details.thinking_tokens,
         }
-        self._spent.update({name: count for name, count in counts.items() if isinstance(count, int)})
+        for name, count in counts.items():
+            if isinstance(count, int):
+                self._spent[name] = max(count, self._spent.get(name, 0))
 
 
 def _word(delta: Delta | None) -> str | None:
