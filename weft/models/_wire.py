@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+from typing import Any
 
 from weft.messages import File, Reasoning, ToolCall
 from weft.models._stream import is_object
 
-__all__ = ["arguments_of", "base64_of", "data_url", "is_own", "name_of"]
+__all__ = ["arguments_of", "base64_of", "data_url", "id_of", "is_own", "name_of", "object_of"]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_MARGIN = 100
+"""Levels of nesting that the rest of a body, and the calls that write it, may need."""
 
 
 def name_of(call: ToolCall) -> str:
@@ -21,6 +25,27 @@ def name_of(call: ToolCall) -> str:
 def arguments_of(call: ToolCall) -> str:
     """The call's argument text if it is one JSON object, else `{}`."""
     return call.arguments if is_object(call.arguments) else "{}"
+
+
+def id_of(call: str) -> str:
+    """A call's id as the wire allows it, the same for the call and its result; weft's own are as they were."""
+    return _NOT_IN_A_NAME.sub(lambda found: f"_{ord(found[0]):x}_", call)
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """The JSON object that the text is; None if it is none, or holds what the wire cannot carry.
+
+    That is a number without a value in JSON, half a character, and more levels than can be written.
+    """
+    try:
+        value = json.loads(text)
+        nested = value
+        for _ in range(_MARGIN):
+            nested = [nested]
+        json.dumps(nested, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def base64_of(file: File) -> str | None:

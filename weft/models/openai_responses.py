@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mimetypes
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 from openai import AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
 from openai.types.responses import (
@@ -66,10 +67,15 @@ class OpenAIResponses:
     Args:
         model: The model's name, as the server knows it.
         client: Used as it is, and never closed.
+        output: How structured output is asked for: `schema` is the server's JSON-schema mode; `tool`, a submission
+            tool, is for compatible servers without it.
     """
 
-    def __init__(self, model: str, *, client: AsyncOpenAI | None = None) -> None:
+    def __init__(
+        self, model: str, *, client: AsyncOpenAI | None = None, output: Literal["schema", "tool"] = "schema"
+    ) -> None:
         self._model = model
+        self._output = output
         self._clients = Clients(AsyncOpenAI, client)
         self._encrypted = True
 
@@ -78,7 +84,7 @@ class OpenAIResponses:
 
     def info(self) -> ModelInfo:
         """Who answers. The context window is not known."""
-        return ModelInfo(provider=_PROVIDER, model=self._model, output="schema")
+        return ModelInfo(provider=_PROVIDER, model=self._model, output=self._output)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply, streamed by the server or asked for whole, as the same events.

@@ -11,6 +11,7 @@ from weft.model import Model
 
 _ADAPTERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
+        "anthropic": ("weft.models.anthropic", "AnthropicMessages", "anthropic"),
         "openai": ("weft.models.openai", "OpenAIChat", "openai"),
         "openai-responses": ("weft.models.openai_responses", "OpenAIResponses", "openai"),
     }
