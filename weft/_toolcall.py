@@ -14,7 +14,7 @@ from weft._contain import Contained, contain, contain_call
 from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
 from weft._ports import Clock, start_task
 from weft._schema import InvalidArguments
-from weft._threads import in_thread
+from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
 from weft.messages import ToolCall, ToolResult, clean_text
 
@@ -52,7 +52,7 @@ async def judge(
         return Ready(call=call, effect="none", digest=digest, delegate=True)
     gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
-        return Refused(call=call, result=_texts.unexpected(call.id))
+        return Refused(call=call, result=_no_thread(call) if _not_run(gated) else _texts.unexpected(call.id))
     if gated:
         return Gated(call=call, effect=tool.effect, digest=digest, expires=tool.expires, attempts=tool.attempts)
     return Ready(call=call, effect=tool.effect, digest=digest, attempts=tool.attempts)
@@ -102,7 +102,18 @@ async def run_body(
         value = await _within(contain("tool call", work), tool.timeout, clock, name=f"weft tool {tool.name}")
     if value is _LATE:
         return _late(tool, plan, durable=durable)
+    if _not_run(value):
+        return CallFinished(result=_no_thread(call), source="refused")
     return CallFinished(result=_result(tool, call, value))
+
+
+def _not_run(value: object) -> bool:
+    """Whether this is the failure of a function that found no thread."""
+    return isinstance(value, Contained) and isinstance(value.cause, ThreadsExhausted)
+
+
+def _no_thread(call: ToolCall) -> ToolResult:
+    return _texts.no_thread(call.id, MOST_ABANDONED)
 
 
 def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinished | CallUncertain:
