@@ -31,6 +31,7 @@ MODULES = [
     "weft.testing",
     "weft.testing.crash",
     "weft.thread",
+    "weft.tokens",
 ]
 ALIASES = {"Event", "ModelEvent"}
 """Unions, which have no docstring."""
