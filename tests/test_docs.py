@@ -22,7 +22,17 @@ from weft import errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = ["weft", "weft.events", "weft.model", "weft.pool", "weft.testing", "weft.testing.crash", "weft.thread"]
+MODULES = [
+    "weft",
+    "weft.events",
+    "weft.model",
+    "weft.models",
+    "weft.pool",
+    "weft.testing",
+    "weft.testing.crash",
+    "weft.thread",
+    "weft.tokens",
+]
 ALIASES = {"Event", "ModelEvent"}
 """Unions, which have no docstring."""
 

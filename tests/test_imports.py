@@ -20,6 +20,8 @@ def test_importing_weft_loads_no_vendor_sdk_tokenizer_or_driver() -> None:
     assert loaded("weft", (*HEAVY, "sqlite3")) == ""
 
 
-@pytest.mark.parametrize("modules", ["weft.thread", "weft.pool", "weft.testing", "weft.thread, weft.pool"])
+@pytest.mark.parametrize(
+    "modules", ["weft.models", "weft.thread", "weft.pool", "weft.testing", "weft.thread, weft.pool"]
+)
 def test_importing_a_package_loads_no_vendor_sdk_or_tokenizer(modules: str) -> None:
     assert loaded(modules, HEAVY) == ""

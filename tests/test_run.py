@@ -47,6 +47,7 @@ from weft._machine import (
 )
 from weft._result import child_result, raise_for
 from weft._run import RunLoop
+from weft._threads import workers
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
 from weft.events import RunFinished, RunStarted, TextDelta, ToolFinished, ToolStarted, event_adapter
@@ -788,10 +789,8 @@ async def test_cancelling_leaves_a_plain_body_behind() -> None:
     script = Script(call("block"), say("never"))
     await cancelled(asyncio.ensure_future(Agent(script, tools=[block]).run("hi")), started)
     release.set()
-    for thread in threading.enumerate():
-        if thread.name == "weft-tool":
-            thread.join()
-    await settle()
+    while any(worker.abandoned for worker in workers()):
+        await settle()
     assert len(script.requests) == 1
 
 

@@ -29,6 +29,7 @@ TEXTS: dict[str, ToolResult | str] = {
     "timed_out": _texts.timed_out("c", 2.5, unknown=False),
     "timed_out, unknown": _texts.timed_out("c", 2.5, unknown=True),
     "unexpected": _texts.unexpected("c"),
+    "no_thread": _texts.no_thread("c", 16),
     "no_such_tool": _texts.no_such_tool(CALL, ("a", "b")),
     "no_such_tool, none": _texts.no_such_tool(CALL, ()),
     "subagent_failed": _texts.subagent_failed("c", "it was cancelled"),

@@ -17,6 +17,7 @@ from weft import Agent, Context, Result, Retry, Tool, ToolCall, ToolError, ToolR
 from weft._agent import narrower
 from weft._machine import Begin, CallFinished, CallUncertain, Gated, Ready, Refused
 from weft._texts import capped
+from weft._threads import workers
 from weft._tool import CallInfo
 from weft._toolcall import GRACE, digest_of, judge, run_body
 from weft.errors import InvalidTool, NotAllowed
@@ -787,10 +788,9 @@ async def test_a_body_that_does_not_stop_is_left_behind_after_its_grace() -> Non
     assert slow.over
 
 
-def join_tool_threads() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "weft-tool":
-            thread.join()
+async def threads_are_free() -> None:
+    while any(worker.abandoned for worker in workers()):
+        await settle()
 
 
 async def test_a_plain_body_that_is_late_is_left_behind() -> None:
@@ -808,8 +808,7 @@ async def test_a_plain_body_that_is_late_is_left_behind() -> None:
     assert isinstance(finished, CallFinished)
     assert finished.result.code == "TIMEOUT"
     release.set()
-    join_tool_threads()
-    await settle()
+    await threads_are_free()
 
 
 def test_a_plain_body_that_outlives_its_loop_ends_without_a_word() -> None:
@@ -830,7 +829,7 @@ def test_a_plain_body_that_outlives_its_loop_ends_without_a_word() -> None:
 
     asyncio.run(leave())
     release.set()
-    join_tool_threads()
+    asyncio.run(threads_are_free())
 
 
 async def test_a_failure_within_its_deadline_is_a_result() -> None:

@@ -9,7 +9,18 @@ from typing import Literal, TypeAlias, TypeVar
 T = TypeVar("T")
 
 Boundary: TypeAlias = Literal[
-    "tool call", "child", "observer", "approver", "verify", "root", "watcher", "model", "turn", "decision", "store"
+    "tool call",
+    "child",
+    "observer",
+    "approver",
+    "verify",
+    "root",
+    "watcher",
+    "model",
+    "turn",
+    "decision",
+    "store",
+    "tokens",
 ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "start_task"]
+__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "start_task"]
 
 T = TypeVar("T")
 
@@ -76,6 +76,11 @@ class SystemIds:
 
     def new(self) -> str:
         return base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode("ascii")
+
+
+def chance() -> float:
+    """A random number from 0 up to, but not including, 1; another in every process, also after a fork."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
 
 
 def start_task(work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None) -> asyncio.Task[T]:

@@ -110,6 +110,11 @@ def unexpected(call: str) -> ToolResult:
     return error(call, INTERNAL, "The tool failed with an internal error.")
 
 
+def no_thread(call: str, abandoned: int) -> ToolResult:
+    """For a synchronous body, or a predicate, that found no thread to run on."""
+    return error(call, INTERNAL, f"The tool was not run: {abandoned} earlier calls still hold their threads.")
+
+
 def no_such_tool(call: ToolCall, names: tuple[str, ...]) -> ToolResult:
     """For a name that no tool has."""
     known = ", ".join(names) if names else "none"

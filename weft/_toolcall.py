@@ -14,7 +14,7 @@ from weft._contain import Contained, contain, contain_call
 from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
 from weft._ports import Clock, start_task
 from weft._schema import InvalidArguments
-from weft._threads import in_thread
+from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
 from weft.messages import ToolCall, ToolResult, clean_text
 
@@ -49,7 +49,7 @@ async def judge(
         return Refused(call=call, result=_texts.no_such_tool(call, tuple(tools)))
     arguments = await _parse(tool, call)
     if isinstance(arguments, Contained):
-        return Refused(call=call, result=_wrong(tool, call, arguments.cause))
+        return Refused(call=call, result=_wrong(tool, call, arguments))
     if allow is not None and not tool.needs <= allow:
         missing = ", ".join(sorted(tool.needs - allow))
         return Refused(call=call, result=_texts.error(call, _texts.NOT_ALLOWED, f"Not permitted; missing: {missing}."))
@@ -60,7 +60,7 @@ async def judge(
         parsed[call.id] = arguments
     gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
-        return Refused(call=call, result=_texts.unexpected(call.id))
+        return Refused(call=call, result=_broken(call, gated))
     if gated:
         return Gated(call=call, effect=tool.effect, digest=digest, expires=tool.expires, attempts=tool.attempts)
     return Ready(call=call, effect=tool.effect, digest=digest, attempts=tool.attempts)
@@ -74,11 +74,16 @@ async def _parse(tool: Tool[Any], call: ToolCall) -> dict[str, Any] | Contained:
     return contain_call("tool call", parse)
 
 
-def _wrong(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
-    """For arguments that do not fit, or whose validator broke."""
-    if isinstance(error, InvalidArguments):
-        return _texts.error(call, _texts.INVALID_INPUT, _texts.capped(clean_text(str(error)), tool.cap))
-    return _texts.unexpected(call.id)
+def _wrong(tool: Tool[Any], call: ToolCall, failure: Contained) -> ToolResult:
+    """For arguments that do not fit, or that could not be looked at."""
+    if isinstance(failure.cause, InvalidArguments):
+        return _texts.error(call, _texts.INVALID_INPUT, _texts.capped(clean_text(str(failure.cause)), tool.cap))
+    return _broken(call, failure)
+
+
+def _broken(call: ToolCall, failure: Contained) -> ToolResult:
+    """For a call that did not come to its body, since a validator or a predicate failed or found no thread."""
+    return _no_thread(call) if _not_run(failure) else _texts.unexpected(call.id)
 
 
 async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained:
@@ -112,7 +117,7 @@ async def run_body(
     if arguments is None:
         read = await _parse(tool, call)
         if isinstance(read, Contained):  # the schema has changed since the call was judged
-            return CallFinished(result=_wrong(tool, call, read.cause), source="refused")
+            return CallFinished(result=_wrong(tool, call, read), source="refused")
         arguments = read
     body = (
         partial(tool.function, context, **arguments)
@@ -125,7 +130,18 @@ async def run_body(
         value = await _within(body, tool.timeout, clock, name=f"weft tool {tool.name}")
     if value is _LATE:
         return _late(tool, plan, durable=durable)
+    if _not_run(value):
+        return CallFinished(result=_no_thread(call), source="refused")
     return CallFinished(result=await _result(tool, call, value))
+
+
+def _not_run(value: object) -> bool:
+    """Whether this is the failure of a function that found no thread."""
+    return isinstance(value, Contained) and isinstance(value.cause, ThreadsExhausted)
+
+
+def _no_thread(call: ToolCall) -> ToolResult:
+    return _texts.no_thread(call.id, MOST_ABANDONED)
 
 
 def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinished | CallUncertain:
@@ -142,6 +158,8 @@ async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     render = partial(tool._signature.render, value)
     if tool._signature.render_runs_code:
         text = await contain("tool call", in_thread(render))
+        if _not_run(text):  # the body has run, so its result is not given up
+            text = contain_call("tool call", render)
     else:
         text = contain_call("tool call", render)
     if isinstance(text, Contained):
