@@ -157,13 +157,13 @@ class Read(list[Message]):
         return super().__getitem__(place)
 
 
-def test_what_was_checked_before_is_not_read_again_but_for_blocks() -> None:
+def test_what_was_checked_before_is_not_read_again_but_for_the_first_and_blocks() -> None:
     wire = WireCheck()
     messages = [USER, THOUGHT, USER, asks("a"), answers("a")]
     wire.check(request(messages))
     read = Read([*messages, asks("b"), answers("b")])
     wire.check(request(read))
-    assert read.places == {1, 4, 5, 6}
+    assert read.places == {0, 1, 4, 5, 6}
 
 
 def test_threads_are_checked_apart() -> None:
