@@ -32,7 +32,7 @@ class CallThenText:
         return _INFO
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        if request.position.index % 2 == 0:
+        if request.position is not None and request.position.index % 2 == 0:
             yield _CALL
             yield Finish(reason="tool_calls", usage=_SPENT)
         else:

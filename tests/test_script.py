@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from weft import Agent, Message, ModelError, ModelFailed, ModelRequest, Settings, Usage, tool
-from weft.model import Finish, ModelEvent, Position, TextChunk, WholeCall
+from weft import Agent, Message, ModelError, ModelFailed, ModelInfo, ModelRequest, Reasoning, Settings, Usage, tool
+from weft.model import Finish, ModelEvent, Position, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
 from weft.testing.clock import settle
-from weft.testing.script import Script, call, calls, fail, hold, say
+from weft.testing.script import (
+    Reply,
+    Script,
+    Step,
+    call,
+    calls,
+    cut,
+    fail,
+    hold,
+    raw,
+    refuse,
+    reply,
+    say,
+    stream,
+    think,
+)
 from weft.testing.wire import WireError
 
 
@@ -27,6 +44,11 @@ def request(index: int = 0, *, thread: str | None = None, text: str = "hi") -> M
 
 async def drain(stream: AsyncIterator[ModelEvent]) -> list[ModelEvent]:
     return [event async for event in stream]
+
+
+async def read_into(given: list[ModelEvent], script: Script) -> None:
+    async for event in script.stream(request()):
+        given.append(event)
 
 
 async def text_of(script: Script, asked: ModelRequest) -> str:
@@ -78,9 +100,159 @@ async def test_provider_ids_are_unique_over_the_script() -> None:
     assert len(set(ids)) == 3
 
 
+BLOCK = '{ "signature":"s1"}'
+SPENT = Usage(input_tokens=10, output_tokens=5)
+STOP = Finish(reason="stop", usage=SPENT)
+TOLD = Usage(output_tokens=1)
+LOOK = WholeCall(name="look", arguments="{}", provider_id="call_1")
+
+
+@pytest.mark.parametrize(
+    ("said", "events"),
+    [
+        pytest.param(
+            think("hm", then=say("ok"), block=BLOCK),
+            [ReasoningChunk(text="hm", block=BLOCK), TextChunk(text="ok"), STOP],
+            id="think, then say",
+        ),
+        pytest.param(
+            think("hm", call("look")),
+            [ReasoningChunk(text="hm"), LOOK, Finish(reason="tool_calls", usage=SPENT)],
+            id="think, then a call",
+        ),
+        pytest.param(
+            think("a", think("", calls(call("look"), call("see"), text="so", usage=TOLD), block=BLOCK)),
+            [
+                ReasoningChunk(text="a"),
+                ReasoningChunk(block=BLOCK),
+                TextChunk(text="so"),
+                LOOK,
+                WholeCall(name="see", arguments="{}", provider_id="call_2"),
+                Finish(reason="tool_calls", usage=TOLD),
+            ],
+            id="think twice, then calls",
+        ),
+        pytest.param(cut("half"), [TextChunk(text="half"), Finish(reason="length", usage=SPENT)], id="cut"),
+        pytest.param(cut("", call("look"), usage=None), [LOOK, Finish(reason="length")], id="cut at a call"),
+        pytest.param(
+            refuse("I will not.", usage=TOLD),
+            [TextChunk(text="I will not."), Finish(reason="refusal", usage=TOLD)],
+            id="refuse",
+        ),
+        pytest.param(
+            stream("a", "", ReasoningChunk(text="hm"), TextChunk(text="b")),
+            [TextChunk(text="a"), TextChunk(text=""), ReasoningChunk(text="hm"), TextChunk(text="b"), STOP],
+            id="stream",
+        ),
+        pytest.param(stream("a", usage=TOLD), [TextChunk(text="a"), Finish(reason="stop", usage=TOLD)], id="usage"),
+        pytest.param(
+            raw(STOP, ToolCallChunk(index=0), STOP), [STOP, ToolCallChunk(index=0), STOP], id="raw, wrong on purpose"
+        ),
+        pytest.param(raw(), [], id="raw, nothing"),
+        pytest.param(think("hm", raw()), [ReasoningChunk(text="hm")], id="think, then nothing"),
+    ],
+)
+async def test_each_kind_of_reply_gives_its_events(said: Reply, events: list[ModelEvent]) -> None:
+    script = Script(said)
+    assert await drain(script.stream(request())) == events
+    script.assert_done()
+
+
+def test_a_thought_has_a_text_or_a_block_of_json() -> None:
+    with pytest.raises(ValueError, match="a text, or a block"):
+        think("", then=say("ok"))
+    with pytest.raises(ValueError, match="Expecting"):
+        think("hm", then=say("ok"), block="no JSON")
+
+
+@pytest.mark.parametrize("step", ["hello", None, 42])
+def test_what_is_no_step_is_refused(step: Any) -> None:
+    with pytest.raises(TypeError, match="made by say"):
+        Script(step)
+    with pytest.raises(TypeError, match="made by say"):
+        hold(asyncio.Event(), then=step)
+
+
 def test_a_script_says_who_it_is() -> None:
-    info = Script().info()
-    assert (info.provider, info.model) == ("script", "script")
+    assert Script().info() == ModelInfo(provider="script", model="script", context_window=None, output="schema")
+    told = {"provider": "p", "model": "m", "context_window": 1000, "output": "tool"}
+    assert Script(**told).info() == ModelInfo(**told)  # type: ignore[arg-type]  # one dict for both
+
+
+# Replies by a function of the request.
+
+
+def shout(asked: ModelRequest) -> str:
+    return asked.messages[-1].text.upper()
+
+
+async def shout_later(asked: ModelRequest) -> str:
+    await asyncio.sleep(0)
+    return shout(asked)
+
+
+@pytest.mark.parametrize("function", [shout, shout_later])
+async def test_a_function_answers_from_the_request(function: Any) -> None:
+    script = Script(reply(function), say("b"))
+    events = await drain(script.stream(request(text="hi")))
+    assert events == [TextChunk(text="HI"), STOP]
+    assert await text_of(script, request(text="hi")) == "b"
+    script.assert_done()
+
+
+async def test_a_function_may_answer_with_a_call_or_a_reply() -> None:
+    script = Script(
+        reply(lambda _: call("look")),
+        reply(lambda _: refuse("no", usage=TOLD)),
+        reply(lambda _: reply(shout)),
+        think("hm", reply(shout), block=BLOCK),
+    )
+    given = [await drain(script.stream(request())) for _ in range(4)]
+    assert given == [
+        [LOOK, Finish(reason="tool_calls", usage=SPENT)],
+        [TextChunk(text="no"), Finish(reason="refusal", usage=TOLD)],
+        [TextChunk(text="HI"), STOP],
+        [ReasoningChunk(text="hm", block=BLOCK), TextChunk(text="HI"), STOP],
+    ]
+
+
+async def test_a_function_is_asked_again_when_its_position_is() -> None:
+    script = Script(reply(shout))
+    for text in ("one", "two"):
+        assert await text_of(script, request(thread="t", text=text)) == text.upper()
+
+
+async def test_what_a_function_raises_fails_the_call_and_its_position_stays() -> None:
+    def broken(asked: ModelRequest) -> str:
+        raise OSError(asked.messages[-1].text)
+
+    script = Script(reply(broken), say("never"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="hi"):
+            await drain(script.stream(request()))
+
+
+async def test_what_a_function_returns_must_be_a_reply() -> None:
+    with pytest.raises(TypeError, match="made by say"):
+        await drain(Script(reply(lambda _: None)).stream(request()))  # type: ignore[arg-type,return-value]  # on purpose
+
+
+# A summary.
+
+
+async def test_a_request_without_a_position_is_answered_with_the_summary() -> None:
+    nowhere = replace(request(), position=None)
+    script = Script(say("a"), summary=say("short", usage=TOLD))
+    for _ in range(2):
+        assert await drain(script.stream(nowhere)) == [TextChunk(text="short"), Finish(reason="stop", usage=TOLD)]
+    assert await text_of(script, request()) == "a"
+    script.assert_done()
+
+
+async def test_a_summary_has_a_text_unless_told_and_need_not_be_asked_for() -> None:
+    script = Script()
+    script.assert_done()
+    assert "summary" in await text_of(script, replace(request(), position=None))
 
 
 # Which reply is given.
@@ -171,6 +343,31 @@ async def test_a_reply_may_break_off_after_its_text_and_take_no_position() -> No
     assert await text_of(script, request()) == "whole"
 
 
+@pytest.mark.parametrize(
+    ("broken", "events"),
+    [
+        pytest.param(call("look").then_fail(OSError("x")), [LOOK], id="call"),
+        pytest.param(calls(call("look"), text="a").then_fail(OSError("x")), [TextChunk(text="a"), LOOK], id="calls"),
+        pytest.param(think("hm", say("")).then_fail(OSError("x")), [ReasoningChunk(text="hm")], id="think"),
+        pytest.param(cut("a").then_fail(OSError("x")), [TextChunk(text="a")], id="cut"),
+        pytest.param(refuse("a").then_fail(OSError("x")), [TextChunk(text="a")], id="refuse"),
+        pytest.param(stream("a", "b").then_fail(OSError("x")), [TextChunk(text=text) for text in "ab"], id="stream"),
+        pytest.param(reply(shout).then_fail(OSError("x")), [TextChunk(text="HI")], id="reply"),
+        pytest.param(raw(STOP, TextChunk(text="a")).then_fail(OSError("x")), [TextChunk(text="a")], id="raw"),
+    ],
+)
+async def test_each_kind_of_reply_may_fail_before_its_finish(broken: Step, events: list[ModelEvent]) -> None:
+    script = Script(broken, say("whole"))
+    given: list[ModelEvent] = []
+    with pytest.raises(OSError, match="x"):
+        await read_into(given, script)
+    assert given == events
+    with pytest.raises(AssertionError):
+        script.assert_done()
+    assert await text_of(script, request()) == "whole"
+    script.assert_done()
+
+
 async def test_past_a_last_failure_is_past_the_end() -> None:
     script = Script(say("a"), fail(OSError("x")))
     await drain(script.stream(request()))
@@ -203,6 +400,21 @@ async def test_holds_nest_and_a_call_may_be_held() -> None:
     second.set()
     assert await asked == "x"
     assert [type(event) for event in await drain(script.stream(request()))] == [WholeCall, Finish]
+
+
+async def test_a_thought_comes_before_what_is_held_after_it() -> None:
+    event = asyncio.Event()
+    script = Script(
+        think("hm", hold(event, then=say("late"))).then_fail(OSError("x")), hold(event, think("a", say("b")))
+    )
+    given: list[ModelEvent] = []
+    asked = asyncio.ensure_future(read_into(given, script))
+    await settle()
+    assert given == [ReasoningChunk(text="hm")]
+    event.set()
+    with pytest.raises(OSError, match="x"):
+        await asked
+    assert await drain(script.stream(request())) == [ReasoningChunk(text="a"), TextChunk(text="b"), STOP]
 
 
 async def test_a_thread_gets_a_cancelled_reply_again() -> None:
@@ -274,3 +486,81 @@ async def test_an_agent_runs_on_a_script() -> None:
     script.assert_done()
     assert result.text == "Both have shipped."
     assert [part.content for part in script.requests[1].messages[2].results] == ["42 has shipped", "43 has shipped"]
+
+
+# What a run makes of them.
+
+
+@tool(effect="none")
+async def look(order: int = 0) -> str:
+    return "shipped"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        pytest.param(raw(TextChunk(text="a")), "MODEL_CUT", id="no finish"),
+        pytest.param(raw(), "MODEL_CUT", id="nothing"),
+        pytest.param(raw(STOP, STOP), "MODEL_CONTRACT", id="two finishes"),
+        pytest.param(raw(STOP, TextChunk(text="a")), "MODEL_CONTRACT", id="something after the finish"),
+        pytest.param(raw(WholeCall(name="", arguments="{}"), STOP), "MODEL_CONTRACT", id="a call without a name"),
+    ],
+)
+async def test_a_wrong_reply_fails_the_run_was_given_and_comes_again(wrong: Reply, code: str) -> None:
+    script = Script(wrong)
+    for _ in range(2):
+        with pytest.raises(ModelFailed) as failed:
+            await Agent(script, tools=[look]).run("hi")
+        assert failed.value.code == code
+    script.assert_done()
+
+
+async def test_a_raw_reply_that_is_right_is_taken_once() -> None:
+    script = Script(raw(TextChunk(text="a"), STOP), say("b"))
+    assert [(await Agent(script).run("hi")).text for _ in range(2)] == ["a", "b"]
+
+
+async def test_thoughts_and_their_blocks_come_back_with_the_calls_after_them() -> None:
+    script = Script(
+        think("two", calls(call("look", order=1), call("look", order=2)), block=BLOCK),
+        think("", call("look"), block="{}"),
+        say("done"),
+    )
+    assert (await Agent(script, tools=[look]).run("hi")).text == "done"
+    messages = script.requests[-1].messages
+    thoughts = [part for message in messages for part in message.parts if isinstance(part, Reasoning)]
+    assert thoughts == [
+        Reasoning(text="two", block=BLOCK, provider="script", model="script"),
+        Reasoning(text="", block="{}", provider="script", model="script"),
+    ]
+
+
+async def test_a_block_that_does_not_come_back_as_it_was_given_is_refused() -> None:
+    script = Script(think("hm", call("look"), block=BLOCK), say("never"))
+
+    class Reformats:
+        """Stands between the run and the script, and writes the block anew."""
+
+        def info(self) -> ModelInfo:
+            return script.info()
+
+        async def stream(self, asked: ModelRequest) -> AsyncIterator[ModelEvent]:
+            async for event in script.stream(asked):
+                again = isinstance(event, ReasoningChunk) and event.block is not None
+                yield replace(event, block='{"signature": "s1"}') if again else event
+
+    with pytest.raises(ModelFailed) as failed:
+        await Agent(Reformats(), tools=[look]).run("hi")
+    assert isinstance(failed.value.__cause__, WireError)
+    assert "message 1: a provider's block did not come back" in str(failed.value.__cause__)
+
+
+async def test_nothing_of_a_cut_reply_is_run() -> None:
+    script = Script(cut("I will", call("look")), say("I could not."))
+    assert (await Agent(script, tools=[look]).run("hi")).text == "I could not."
+    assert [result.code for result in script.requests[1].messages[-1].results] == ["NOT_RUN"]
+
+
+async def test_a_refusal_is_how_a_run_ends() -> None:
+    result = await Agent(Script(refuse("I will not."))).run("hi")
+    assert (result.text, result.finish) == ("I will not.", "refusal")

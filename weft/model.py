@@ -86,7 +86,8 @@ class ModelRequest:
     output_schema: dict[str, Any] | None = None
     """The JSON schema that the reply's text must fit, an object's; only asked of a model whose `info` says so."""
     run_id: str
-    position: Position
+    position: Position | None
+    """None for one that stands nowhere in a thread's path: that for a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

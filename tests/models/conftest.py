@@ -8,6 +8,11 @@ from openai import AsyncOpenAI
 from tests.aimock import Aimock, aimock
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The adapters' requests go to doubles; our own plugin would refuse them."""
+    item.add_marker(pytest.mark.weft_live)
+
+
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Aimock]:
     """Aimock with the `RULES` of the test's module."""

@@ -3,7 +3,21 @@
 from weft.testing.clock import CountingIds, ManualClock
 from weft.testing.crash import CrashFailed, CrashReport, Kit, crash_points
 from weft.testing.override import override
-from weft.testing.script import Script, call, calls, fail, hold, say
+from weft.testing.script import (
+    Reply,
+    Script,
+    call,
+    calls,
+    cut,
+    fail,
+    hold,
+    raw,
+    refuse,
+    reply,
+    say,
+    stream,
+    think,
+)
 from weft.testing.wire import WireError
 
 __all__ = [
@@ -12,13 +26,20 @@ __all__ = [
     "CrashReport",
     "Kit",
     "ManualClock",
+    "Reply",
     "Script",
     "WireError",
     "call",
     "calls",
     "crash_points",
+    "cut",
     "fail",
     "hold",
     "override",
+    "raw",
+    "refuse",
+    "reply",
     "say",
+    "stream",
+    "think",
 ]

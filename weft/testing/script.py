@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from weft.messages import Usage
-from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, TextChunk, WholeCall
+from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, ReasoningChunk, TextChunk, WholeCall
 from weft.testing.wire import WireCheck
 
-__all__ = ["Fail", "Reply", "Script", "Step", "call", "calls", "fail", "hold", "say"]
+__all__ = [
+    "Call",
+    "Fail",
+    "Reply",
+    "Script",
+    "Step",
+    "call",
+    "calls",
+    "cut",
+    "fail",
+    "hold",
+    "raw",
+    "refuse",
+    "reply",
+    "say",
+    "stream",
+    "think",
+]
 
 SPENT = Usage(input_tokens=10, output_tokens=5)
 """What a reply reports unless told otherwise."""
 
+Answer: TypeAlias = "str | Reply | Call"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One whole reply of the model."""
+    """One reply of the model, as `say` and its like make it."""
 
-    events: tuple[ModelEvent, ...] = ()
-    wanted: tuple[Call, ...] = ()
-    finish: Finish
-    held: tuple[asyncio.Event, ...] = ()
+    parts: tuple[ReplyPart, ...] = ()
 
     def then_fail(self, error: Exception, *, times: int | None = 1) -> Fail:
-        """Give the text, then fail, `times` times (None: for ever); takes no position of its own."""
-        return Fail(error=error, times=times, events=self.events)
+        """Give all of it but its finish, then fail, `times` times (None: for ever); takes no position of its own."""
+        return Fail(error=error, times=times, parts=self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +60,10 @@ class Call:
     arguments: str
     provider_id: str | None = None
 
+    def then_fail(self, error: Exception, *, times: int | None = 1) -> Fail:
+        """Give the call, then fail, as `Reply.then_fail` does."""
+        return calls(self).then_fail(error, times=times)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
@@ -49,16 +71,25 @@ class Fail:
 
     error: Exception
     times: int | None = 1
-    events: tuple[ModelEvent, ...] = ()
+    parts: tuple[ReplyPart, ...] = ()
+    """What is given before it, but for a finish."""
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a function makes of the request takes its place."""
+
+    make: Callable[[ModelRequest], Answer | Awaitable[Answer]]
+
+
+ReplyPart: TypeAlias = ModelEvent | Call | Made | asyncio.Event
+"""In order: an event is given, a call is given as a `WholeCall`, an `asyncio.Event` is waited for."""
 Step: TypeAlias = Reply | Call | Fail
 
 
 def say(text: str, *, usage: Usage | None = SPENT) -> Reply:
     """A reply of one text. `usage=None` is a provider that does not report it."""
-    events = (TextChunk(text=text),) if text else ()
-    return Reply(events=events, finish=Finish(reason="stop", usage=usage))
+    return Reply(parts=(*_text(text), Finish(reason="stop", usage=usage)))
 
 
 def call(tool: str, /, args: dict[str, Any] | str | None = None, *, call_id: str | None = None, **kwargs: Any) -> Call:
@@ -76,8 +107,58 @@ def call(tool: str, /, args: dict[str, Any] | str | None = None, *, call_id: str
 
 def calls(*wanted: Call, text: str = "", usage: Usage | None = SPENT) -> Reply:
     """A reply with several calls, and a text before them if given."""
-    events = (TextChunk(text=text),) if text else ()
-    return Reply(events=events, wanted=wanted, finish=Finish(reason="tool_calls", usage=usage))
+    return Reply(parts=(*_text(text), *wanted, Finish(reason="tool_calls", usage=usage)))
+
+
+def think(text: str, then: Reply | Call, *, block: str | None = None) -> Reply:
+    """A reply that starts with reasoning.
+
+    Args:
+        text: The reasoning; may be empty where there is a block.
+        then: The reply that follows it.
+        block: The provider's own block, as JSON text; every later request must hold it byte for byte.
+
+    Raises:
+        ValueError: The block is no JSON text, or there is neither a text nor a block.
+    """
+    if block is not None:
+        json.loads(block)
+    elif not text:
+        raise ValueError("think(…) needs a text, or a block")
+    return Reply(parts=(ReasoningChunk(text=text, block=block), *_as_reply(then).parts))
+
+
+def cut(text: str = "", *wanted: Call, usage: Usage | None = SPENT) -> Reply:
+    """A reply that the output limit ended: a text, and the calls that it had come to."""
+    return Reply(parts=(*_text(text), *wanted, Finish(reason="length", usage=usage)))
+
+
+def refuse(text: str, *, usage: Usage | None = SPENT) -> Reply:
+    """A reply in which the model refuses, in this text."""
+    return Reply(parts=(*_text(text), Finish(reason="refusal", usage=usage)))
+
+
+def stream(*chunks: str | TextChunk | ReasoningChunk, usage: Usage | None = SPENT) -> Reply:
+    """A reply in exactly these pieces; a string is a `TextChunk`."""
+    pieces = (TextChunk(text=chunk) if isinstance(chunk, str) else chunk for chunk in chunks)
+    return Reply(parts=(*pieces, Finish(reason="stop", usage=usage)))
+
+
+def raw(*events: ModelEvent) -> Reply:
+    """Exactly these events, which may be wrong on purpose: no finish, two of them, a call without a name.
+
+    A wrong one leaves no message, so it stays at its position: no reply after it is reached.
+    """
+    return Reply(parts=events)
+
+
+def reply(make: Callable[[ModelRequest], Answer | Awaitable[Answer]]) -> Reply:
+    """What a function, sync or async, makes of the request: a text, a call, or a reply.
+
+    It is asked each time, so it depends on nothing but the request: a call made again gets the same reply.
+    What it raises fails the model call.
+    """
+    return Reply(parts=(Made(make),))
 
 
 def fail(error: Exception, *, times: int | None = 1) -> Fail:
@@ -87,12 +168,22 @@ def fail(error: Exception, *, times: int | None = 1) -> Fail:
 
 def hold(event: asyncio.Event, then: Reply | Call) -> Reply:
     """Wait for the event, then give the reply."""
-    reply = _as_reply(then)
-    return replace(reply, held=(event, *reply.held))
+    return Reply(parts=(event, *_as_reply(then).parts))
 
 
-def _as_reply(step: Reply | Call) -> Reply:
-    return calls(step) if isinstance(step, Call) else step
+def _text(text: str) -> tuple[TextChunk, ...]:
+    return (TextChunk(text=text),) if text else ()
+
+
+def _as_reply(step: object) -> Reply:
+    if isinstance(step, Call):
+        return calls(step)
+    if isinstance(step, Reply):
+        return step
+    raise TypeError(f"a reply is made by say(…), call(…) and their like; this is {step!r}")
+
+
+SUMMARY = say("A summary of what was said so far.")
 
 
 @dataclass(slots=True)
@@ -111,64 +202,71 @@ class Script:
     again after a crash, from a new process, or by any number of children of one agent gets the same reply.
     Requests without a thread are answered in order. Every request is recorded, and checked as a provider
     would check it.
+
+    Args:
+        steps: The replies, in order, and the failures before them.
+        summary: What a request without a position is answered: one for a summary, which stands nowhere.
+        output: How it says that it gives structured output: by a JSON schema, or by a tool.
+        context_window: In tokens.
+        provider: The provider that it says it is.
+        model: The model that it says it is; with another name, two scripts are two models.
+
+    Raises:
+        TypeError: A step is none.
     """
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(
+        self,
+        *steps: Step,
+        summary: Reply | Call = SUMMARY,
+        output: Literal["schema", "tool"] = "schema",
+        context_window: int | None = None,
+        provider: str = "script",
+        model: str = "script",
+    ) -> None:
         self.requests: list[ModelRequest] = []
         """Every request, in order."""
+        self._info = ModelInfo(provider=provider, model=model, context_window=context_window, output=output)
         self._places = _places(steps)
+        self._summary = _Place(reply=_as_reply(summary))
         self._bare = 0
         self._returned: list[int] = []
         self._provider_ids = count(1)
         self._wire = WireCheck()
 
     def info(self) -> ModelInfo:
-        return ModelInfo(provider="script", model="script")
+        return self._info
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
         self._wire.check(request)
-        bare = request.position.thread is None
-        index = self._take() if bare else request.position.index
+        bare = request.position is not None and request.position.thread is None
+        taken = self._take() if bare else None
+        given: list[ModelEvent] = []
         whole = False
         try:
-            async for event in self._reply(self._place(index, request), request):
-                whole = isinstance(event, Finish)
+            place = self._place(request, taken)
+            failure = _next_failure(place)
+            parts = deque(self._reply(place, request).parts if failure is None else failure.parts)
+            while (event := await self._next(parts, request)) is not None:
+                if failure is None:
+                    whole = isinstance(event, Finish) and not whole
+                    place.given = place.given or not parts or _ends(event)
+                    given.append(event)
+                    if whole:
+                        self._wire.gave(request, given)
+                elif isinstance(event, Finish):
+                    continue
                 yield event
+            if failure is not None:
+                raise failure.error
+            place.given = True
         finally:
-            if bare and not whole:
-                heappush(self._returned, index)
-
-    def _take(self) -> int:
-        """The next position of a request without a thread: one that was cut short comes again."""
-        if self._returned:
-            return heappop(self._returned)
-        self._bare += 1
-        return self._bare - 1
-
-    async def _reply(self, place: _Place, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        failure = _next_failure(place)
-        if failure is not None:
-            for event in failure.events:
-                yield event
-            raise failure.error
-        reply = place.reply
-        if reply is None:
-            raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
-        for held in reply.held:
-            await held.wait()
-        for event in reply.events:
-            yield event
-        for wanted in reply.wanted:
-            provider_id = wanted.provider_id
-            if provider_id is None:
-                provider_id = f"call_{next(self._provider_ids)}"
-            yield WholeCall(name=wanted.tool, arguments=wanted.arguments, provider_id=provider_id)
-        place.given = True
-        yield reply.finish
+            if taken is not None and not whole:
+                heappush(self._returned, taken)
 
     def assert_done(self) -> None:
-        """Every reply was given at least once.
+        """Every reply was given at least once; a summary need not be.
 
         Raises:
             AssertionError: Some were not; names the first.
@@ -177,15 +275,62 @@ class Script:
         if left:
             raise AssertionError(f"{len(left)} of the script's replies were not asked for, first that at {left[0]}")
 
-    def _place(self, index: int, request: ModelRequest) -> _Place:
+    # -- which reply
+
+    def _take(self) -> int:
+        """The next position of a request without a thread: one that was cut short comes again."""
+        if self._returned:
+            return heappop(self._returned)
+        self._bare += 1
+        return self._bare - 1
+
+    def _place(self, request: ModelRequest, taken: int | None) -> _Place:
+        if request.position is None:
+            return self._summary
+        index = request.position.index if taken is None else taken
         if index >= len(self._places):
             raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
         return self._places[index]
+
+    def _reply(self, place: _Place, request: ModelRequest) -> Reply:
+        if place.reply is None:
+            raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
+        return place.reply
 
     def _past_the_end(self, request: ModelRequest) -> str:
         replies = sum(place.reply is not None for place in self._places)
         last = request.messages[-1] if len(request.messages) else None
         return f"the script has {replies} replies and was asked for one more; the last message was {last!r}"
+
+    # -- what it gives
+
+    async def _next(self, parts: deque[ReplyPart], request: ModelRequest) -> ModelEvent | None:
+        """The next event, with what comes before it waited for; None at the end."""
+        while parts:
+            part = parts.popleft()
+            if isinstance(part, asyncio.Event):
+                await part.wait()
+            elif isinstance(part, Made):
+                parts.extendleft(reversed((await _make(part, request)).parts))
+            elif isinstance(part, Call):
+                return WholeCall(name=part.tool, arguments=part.arguments, provider_id=self._provider_id(part))
+            else:
+                return part
+        return None
+
+    def _provider_id(self, wanted: Call) -> str:
+        return f"call_{next(self._provider_ids)}" if wanted.provider_id is None else wanted.provider_id
+
+
+async def _make(part: Made, request: ModelRequest) -> Reply:
+    made = part.make(request)
+    answer = await made if inspect.isawaitable(made) else made
+    return say(answer) if isinstance(answer, str) else _as_reply(answer)
+
+
+def _ends(event: ModelEvent) -> bool:
+    """Whether no run reads on after it: a finish, or a call that breaks the seam's contract."""
+    return isinstance(event, Finish) or (isinstance(event, WholeCall) and not event.name)
 
 
 def _places(steps: tuple[Step, ...]) -> list[_Place]:
