@@ -63,7 +63,7 @@ class Signature:
         Raises:
             InvalidArguments: The text is not one JSON object, or does not validate.
         """
-        value = _validated(self.arguments, text or "{}")
+        value = _validated(self.arguments, text or "{}", "arguments")
         return {name: getattr(value, name) for name in self.names}
 
     def render(self, value: object) -> str:
@@ -99,7 +99,7 @@ class OutputShape:
         Raises:
             InvalidArguments: The text is not JSON, or does not validate.
         """
-        value = _validated(self.adapter, text)
+        value = _validated(self.adapter, text, "output")
         return value.output if self.wrapped else value
 
 
@@ -140,7 +140,7 @@ def _with_items(schema: JsonSchemaValue) -> JsonSchemaValue:
     return schema
 
 
-def _validated(adapter: TypeAdapter[Any], text: str) -> Any:
+def _validated(adapter: TypeAdapter[Any], text: str, what: str) -> Any:
     """What the adapter makes of the text.
 
     Raises:
@@ -149,14 +149,18 @@ def _validated(adapter: TypeAdapter[Any], text: str) -> Any:
     if _needs_a_look(text):
         try:
             _TEXT.decode(text)
-        except InvalidArguments:
-            raise
+        except _NotPlain as error:
+            raise InvalidArguments(f"{what}: Invalid JSON: {error}") from None
         except (ValueError, RecursionError):
             pass  # the validator knows better what is wrong
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
-        raise InvalidArguments(_explain(error)) from None
+        raise InvalidArguments(_explain(error, what)) from None
+
+
+class _NotPlain(ValueError):
+    """What pydantic lets pass, and weft does not."""
 
 
 def _needs_a_look(text: str) -> bool:
@@ -172,12 +176,11 @@ def _once(pairs: list[tuple[str, object]]) -> None:
     if len(dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        text = f"arguments: Invalid JSON: the key {_shown(twice)} is there more than once; give it once"
-        raise InvalidArguments(text)
+        raise _NotPlain(f"the key {_shown(twice)} is there more than once; give it once")
 
 
 def _no_constant(name: str) -> None:
-    raise InvalidArguments(f"arguments: Invalid JSON: a number is expected; got {name}, which JSON does not have")
+    raise _NotPlain(f"a number was expected; got {name}, which JSON does not have")
 
 
 _STRINGS = re.compile(r'"([^"]*)"\s*(:?)')
@@ -191,10 +194,10 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, what: str) -> str:
     lines = []
     for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "arguments"
+        where = ".".join(str(part) for part in item["loc"]) or what
         lines.append(f"{where}: {item['msg']}; got {_shown(item['input'])}")
     return "\n".join(lines)
 
