@@ -492,7 +492,8 @@ def _spend(state: State, usage: Usage) -> State:
 
 def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
     """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
-    error = reached(state.limits, state.progress, state.usage, late=state.late)
+    submission = state.rules.submission
+    error = reached(state.limits, state.progress, state.usage, late=state.late, submission=submission)
     if error is not None:
         return _fail(state, facts, error)
     told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
