@@ -26,10 +26,10 @@ class Broken(Exception):
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
+        self.cause = cause
         self.error = ErrorInfo(
             code=_texts.INTERNAL, message=f"the output type's own code failed ({type(cause).__name__})"
         )
-        self.__cause__ = cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

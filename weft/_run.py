@@ -562,7 +562,7 @@ class RunLoop:
             self._asking = False
         self._in_flight = False
         if isinstance(reply, Contained):
-            self.cause = reply.cause
+            self.cause = reply.cause.cause if isinstance(reply.cause, Broken) else reply.cause
             self.feed(ModelFailed(error=_describe(reply.cause)))
         else:
             self.feed(reply)
