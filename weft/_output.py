@@ -11,12 +11,10 @@ from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._machine import Plan, Refused, Submitted
 from weft._schema import InvalidArguments, OutputShape
+from weft._texts import SUBMIT
 from weft._threads import in_thread
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import ToolDefinition
-
-SUBMIT = "submit_output"
-"""The submission tool's name, for models without a JSON-schema mode."""
 
 _DESCRIPTION = "Gives your final answer. Call it once, alone, when you are done."
 

@@ -400,7 +400,8 @@ class RunLoop:
         if message is None:
             return begin
         stepped = not begin.open and bool(results)
-        return replace(begin, stepped=stepped, submitted=taken_call(message, results) is not None)
+        taken = None if self.setup.output is None else taken_call(message, results)
+        return replace(begin, stepped=stepped, submitted=None if taken is None else taken.arguments)
 
     def _last_step(self) -> tuple[Message | None, tuple[ToolResult, ...]]:
         """The assistant message that the transcript ends with, and the results of its calls so far."""
