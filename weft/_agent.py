@@ -15,12 +15,13 @@ from typing_extensions import TypeVar, is_typeddict
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
 from weft._machine import Begin, EffectKind, Rules, State
-from weft._output import SUBMIT, Output
+from weft._output import Output
 from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
 from weft._repair import Transcript, repair
 from weft._result import Result, raise_for, with_output
 from weft._run import BareRecorder, RunLoop, Setup, Slot, StopCondition
 from weft._schema import inspect_output
+from weft._texts import SUBMIT
 from weft._tool import Context, Tool, as_tool, delegating, toolset
 from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall
 from weft.events import Event

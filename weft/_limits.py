@@ -111,8 +111,18 @@ class Progress(NamedTuple):
 START = Progress()
 
 
-def reached(limits: Limits, progress: Progress, usage: Usage, *, late: bool) -> ErrorInfo | None:
-    """The limit that forbids another model call; None where none does."""
+def reached(
+    limits: Limits, progress: Progress, usage: Usage, *, late: bool, submission: str | None = None
+) -> ErrorInfo | None:
+    """The limit that forbids another model call; None where none does.
+
+    Args:
+        limits: What the run may spend.
+        progress: How far it is.
+        usage: What it has spent.
+        late: Its time is over.
+        submission: The tool whose call brings the answer, where one does.
+    """
     if progress.steps >= limits.steps:
         return _over("steps", f"the run has made {progress.steps} model calls, and may make {limits.steps}")
     if limits.tokens is not None and usage.tokens >= limits.tokens:
@@ -123,17 +133,19 @@ def reached(limits: Limits, progress: Progress, usage: Usage, *, late: bool) -> 
         return _over("seconds", f"the run has been at work for {limits.seconds:g} seconds, and may be no longer")
     if limits.repeats is not None and progress.same >= limits.repeats:
         return _over("repeats", f"the model has asked for the same calls {progress.same} steps in a row")
-    return _retries(limits, progress) if progress.again else None
+    return _retries(limits, progress, submission) if progress.again else None
 
 
-def _retries(limits: Limits, progress: Progress) -> ErrorInfo | None:
+def _retries(limits: Limits, progress: Progress, submission: str | None) -> ErrorInfo | None:
+    answers = 0
     for tool, (count, _) in progress.again.items():
-        if count <= limits.retries:
-            continue
-        if tool == OUTPUT:
-            text = f"the answer did not fit the declared output {count} times in a row"
-            return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
-        return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
+        if tool in (OUTPUT, submission):  # in words, or as a call
+            answers += count
+        elif count > limits.retries:
+            return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
+    if answers > limits.retries:
+        text = f"the answer did not fit the declared output {answers} times in a row"
+        return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
     return None
 
 

@@ -190,8 +190,8 @@ class Begin:
     open: tuple[OpenCall, ...] = ()
     stepped: bool = False
     """The transcript ends with the results of a step of this run."""
-    submitted: bool = False
-    """The last assistant message has brought the output."""
+    submitted: str | None = None
+    """The text of the output, where the last assistant message has brought it by a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,8 @@ class Step(NamedTuple):
     """Waits for a person: gated, uncertain, or a parked child."""
     started: int = 0
     asks: tuple[Asked, ...] = ()
-    submitted: bool = False
+    submitted: str | None = None
+    """The text of the output, where one of the calls has brought it."""
 
     @property
     def all(self) -> int:
@@ -476,8 +477,8 @@ def _begin(state: State, given: Begin) -> Moved:
     started = Emit(event=RunStarted(run=state.run))
     if given.open:
         state, effects = _open_step(state, (), given.open, submitted=given.submitted)
-    elif given.submitted:
-        state, effects = _answer(state, (), "stop")
+    elif given.submitted is not None:
+        state, effects = _answer(state._replace(text=given.submitted), (), "stop")
     elif given.stepped:
         state, effects = _leave_step(state, ())
     else:
@@ -492,7 +493,8 @@ def _spend(state: State, usage: Usage) -> State:
 
 def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
     """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
-    error = reached(state.limits, state.progress, state.usage, late=state.late)
+    submission = state.rules.submission
+    error = reached(state.limits, state.progress, state.usage, late=state.late, submission=submission)
     if error is not None:
         return _fail(state, facts, error)
     told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
@@ -612,7 +614,9 @@ def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
 # A step.
 
 
-def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...], *, submitted: bool = False) -> Moved:
+def _open_step(
+    state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...], *, submitted: str | None = None
+) -> Moved:
     """Decide for each open call: refuse, ask, start, or go on with what was started."""
     starts: list[Start] = []
     asks: list[Asked] = []
@@ -640,7 +644,7 @@ def _open_step(state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...
         waiting=waiting,
         started=sum(1 << place for place, call in enumerate(calls) if call.started),
         asks=tuple(asks),
-        submitted=submitted or any(isinstance(call.plan, Submitted) for call in calls),
+        submitted=next((call.plan.call.arguments for call in calls if isinstance(call.plan, Submitted)), submitted),
     )
     facts += tuple(Finished(result=result, source="refused") for result in refused)
     if starts:
@@ -732,8 +736,8 @@ def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Ef
         waiting = tuple(call.id for call in step.open())
         asks = tuple(asked for asked in step.asks if asked.call.id in waiting)
         state, effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting, usage=state.extra))
-    elif step.submitted:
-        state, effects = _answer(state, facts, "stop")
+    elif step.submitted is not None:
+        state, effects = _answer(state._replace(text=step.submitted), facts, "stop")
     else:
         state, effects = _leave_step(state, facts)
     return state, (*told, *effects)

@@ -11,12 +11,10 @@ from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._machine import Plan, Refused, Submitted
 from weft._schema import InvalidArguments, OutputShape
+from weft._texts import SUBMIT
 from weft._threads import in_thread
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import ToolDefinition
-
-SUBMIT = "submit_output"
-"""The submission tool's name, for models without a JSON-schema mode."""
 
 _DESCRIPTION = "Gives your final answer. Call it once, alone, when you are done."
 
@@ -26,10 +24,10 @@ class Broken(Exception):
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
+        self.cause = cause
         self.error = ErrorInfo(
             code=_texts.INTERNAL, message=f"the output type's own code failed ({type(cause).__name__})"
         )
-        self.__cause__ = cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Result(Generic[OutputT_co]):
     """What a run, or a turn, came to."""
 
     text: str
-    """The text of the last assistant message."""
+    """The text of the last assistant message; the JSON of a structured answer, also where a call brought it."""
     usage: Usage
     """Of this run, all its steps and sub-agents."""
     stop: str

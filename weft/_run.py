@@ -405,7 +405,8 @@ class RunLoop:
         if message is None:
             return begin
         stepped = not begin.open and bool(results)
-        return replace(begin, stepped=stepped, submitted=taken_call(message, results) is not None)
+        taken = None if self.setup.output is None else taken_call(message, results)
+        return replace(begin, stepped=stepped, submitted=None if taken is None else taken.arguments)
 
     def _last_step(self) -> tuple[Message | None, tuple[ToolResult, ...]]:
         """The assistant message that the transcript ends with, and the results of its calls so far."""
@@ -567,7 +568,7 @@ class RunLoop:
             self._asking = False
         self._in_flight = False
         if isinstance(reply, Contained):
-            self.cause = reply.cause
+            self.cause = reply.cause.cause if isinstance(reply.cause, Broken) else reply.cause
             self.feed(ModelFailed(error=_describe(reply.cause)))
         else:
             self.feed(reply)

@@ -26,6 +26,9 @@ UNCERTAIN = "UNCERTAIN"
 BROKEN_OFF: Mapping[str, str] = MappingProxyType({"length": "CUT", "refusal": "REFUSED", "filter": "FILTERED"})
 """Why a reply is not whole, as its finish reason; and the code of a structured answer that is missing for it."""
 
+SUBMIT = "submit_output"
+"""The submission tool's name, for models without a JSON-schema mode."""
+
 MAY_HAVE_HAPPENED = "It had started, so its effect may have happened."
 DID_NOT_START = "It had not started, so nothing was done."
 

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from weft._limits import START, Limits, Progress
 from weft._repair import Transcript
+from weft._texts import SUBMIT
 from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.thread.entries import (
     SETTLED,
@@ -68,6 +69,8 @@ class RunView:
     progress: Progress = START
     usage: Usage = NO_USAGE
     text: str = ""
+    submitted: str | None = None
+    """The text of the output that a call of the last assistant message has brought, if the run ends with it."""
     cancelled: bool = False
     calls: dict[str, CallView] = field(default_factory=dict)
     """The calls of the last assistant message, in order."""
@@ -326,7 +329,7 @@ def _said(view: View, entry: Entry, body: Said) -> None:
         if run is not None:
             run.progress = run.progress.said(body.message)
             run.usage += spent
-            run.text = body.message.text
+            run.text, run.submitted = body.message.text, None
             run.calls = {call.id: CallView(call) for call in body.message.calls}
         return
     if run is not None and body.source == "correction":
@@ -345,6 +348,8 @@ def _call_result(view: View, body: CallResult) -> None:
         run, call = view.run, view.run.calls.get(body.call)
         if call is not None:
             run.progress = run.progress.answered(call.call.name, body.code)
+            if call.call.name == SUBMIT and not body.is_error:
+                run.submitted = call.call.arguments
 
 
 def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
@@ -397,7 +402,7 @@ def _turn_ended(view: View, entry: Entry, body: TurnEnded) -> None:
         outcome=body.outcome,
         stop=body.stop,
         error=body.error,
-        text=run.text,
+        text=run.submitted if body.outcome == "answered" and run.submitted is not None else run.text,
         usage=run.usage,
         length=len(view.transcript.messages),
     )
