@@ -6,6 +6,12 @@ import asyncio
 from typing import Any
 
 from weft._ports import Clock, Timer
+from weft.model import ModelError
+
+
+def silent(seconds: float | None) -> ModelError:
+    """What a model call fails with that was silent for too long."""
+    return ModelError(f"the model said nothing for {seconds or 0.0:g} seconds", code="MODEL_TIMEOUT")
 
 
 class Idle:
@@ -14,7 +20,7 @@ class Idle:
     A timer that a model call has left armed is taken over by the next one; one that fires early arms itself again.
     """
 
-    __slots__ = ("_clock", "_last", "_seconds", "_task", "_timer", "fired")
+    __slots__ = ("_cancelling", "_clock", "_last", "_seconds", "_task", "_timer", "fired")
 
     def __init__(self, clock: Clock) -> None:
         self.fired = False
@@ -22,16 +28,19 @@ class Idle:
         self._clock = clock
         self._seconds: float | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        """How often the task was cancelled before."""
         self._last = 0.0
         self._timer: Timer | None = None
 
     def start(self, seconds: float | None) -> None:
-        """A model call begins in the present task; None is without limit."""
+        """The present task waits for a model from now on; None is without limit."""
         self.fired = False
         self._seconds = seconds
         if seconds is None:
             return
-        self._task = asyncio.current_task()
+        self._task = task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
         self.heard()
         if self._timer is None:
             self._timer = self._clock.deadline(seconds, self._check)
@@ -41,8 +50,13 @@ class Idle:
         self._last = self._clock.monotonic()
 
     def stop(self) -> None:
-        """The model call is over."""
+        """The task does not wait any more. The timer is left for the next time."""
         self._task = None
+
+    def took_back(self) -> bool:
+        """Take the watchdog's own cancellation back; True if it has cancelled, and nobody else."""
+        task = asyncio.current_task()
+        return self.fired and task is not None and task.uncancel() <= self._cancelling
 
     def close(self) -> None:
         """No more calls."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain
-from weft._idle import Idle
+from weft._idle import Idle, silent
 from weft._limits import Limits
 from weft._log import EventLog
 from weft._machine import (
@@ -602,7 +602,8 @@ class RunLoop:
         )
         reply = Reply(self.state.run, self._ids, self._events)
         self._in_flight = True
-        await self._listen(setup.model.stream(request), reply)
+        watched = setup.settings.stream and not info.own_idle
+        await self._listen(setup.model.stream(request), reply, setup.settings.idle if watched else None)
         message, finish = reply.whole(info)
         by = finish.by or info
         plans, problem = await self._judge(message, finish)
@@ -621,30 +622,25 @@ class RunLoop:
             return "required"
         return "none" if choice == "none" else "auto"
 
-    async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply) -> None:
+    async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply, seconds: float | None) -> None:
         """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
-        settings, idle = self.setup.settings, self._idling
+        idle = self._idling
         take, heard = reply.take, idle.heard
-        idle.start(settings.idle if settings.stream else None)
+        idle.start(seconds)
         try:
             async for event in stream:
                 take(event)
                 heard()
         except asyncio.CancelledError:
-            if not self._took_back(idle):
+            if not idle.took_back():
                 raise
-            text = f"the model said nothing for {settings.idle:g} seconds"
-            raise ModelError(text, code="MODEL_TIMEOUT") from None
+            raise silent(seconds) from None
         else:
-            self._took_back(idle)  # the stream has swallowed it
+            idle.took_back()  # the stream has swallowed it
         finally:
             idle.stop()
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
-
-    def _took_back(self, idle: Idle) -> bool:
-        """Whether the watchdog has cancelled, which is taken back, and nobody else."""
-        return idle.fired and self._task is not None and self._task.uncancel() <= self._cancelling
 
     async def _judge(self, message: Message, finish: Finish) -> tuple[tuple[Plan, ...], str | None]:
         """A plan for each call, and why a reply without calls is no answer."""

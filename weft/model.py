@@ -100,6 +100,8 @@ class ModelInfo:
     """In tokens, where known."""
     output: Literal["schema", "tool"] = "tool"
     """How it gives structured output: by its own JSON-schema mode, or by a call of a submission tool."""
+    own_idle: bool = False
+    """It keeps `settings.idle` by itself, as a model around models does for each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

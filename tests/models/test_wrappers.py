@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from weft import Agent, Model, ModelError, ModelFailed, ModelInfo, ModelRequest, Reasoning, Settings, Usage, tool
+from weft._machine import Begin
 from weft.errors import WrongCall
 from weft.events import TextDelta
 from weft.messages import Message
@@ -396,11 +397,12 @@ def test_info_is_of_the_first_and_of_what_all_can_do() -> None:
     first = Strict("a", context_window=1_000, output="schema")
     same = Strict("b", context_window=500, output="schema")
     other = Strict("c")
-    assert [fallback(first).info(), fallback(other).info()] == [first.info(), other.info()]
-    assert fallback(first, same).info() == replace(first.info(), context_window=500)
-    assert fallback(first, other).info() == replace(first.info(), output="tool")
-    assert fallback(other, first).info() == replace(other.info(), context_window=1_000)
-    assert retry(first).info() == first.info()
+    mine, others = replace(first.info(), own_idle=True), replace(other.info(), own_idle=True)
+    assert [fallback(first).info(), fallback(other).info()] == [mine, others]
+    assert fallback(first, same).info() == replace(mine, context_window=500)
+    assert fallback(first, other).info() == replace(mine, output="tool")
+    assert fallback(other, first).info() == replace(others, context_window=1_000)
+    assert retry(first).info() == mine
 
 
 def test_no_model_is_refused() -> None:
@@ -412,7 +414,7 @@ async def test_wrappers_nest() -> None:
     first = Strict("a", [error()], [error()])
     second = Strict("b", [error()], [error()], [HELLO, STOP])
     inner = fallback(retry(first, attempts=1), retry(second, attempts=2, first=0))
-    assert await played(retry(inner, first=0)) == [HELLO, replace(STOP, by=second.info())]
+    assert await played(retry(inner, first=0)) == [HELLO, replace(STOP, by=replace(second.info(), own_idle=True))]
     assert (len(first.requests), len(second.requests)) == (2, 3)
 
 
@@ -514,3 +516,104 @@ async def test_cancelling_a_run_ends_the_pause() -> None:
     assert task.cancelled()
     await clock.advance(60)
     assert len(script.requests) == 1
+
+
+# The idle limit.
+
+
+class Silent:
+    """A model that says nothing for ever the first times it is asked, and then hello; a stream of it can be closed."""
+
+    def __init__(self, times: int, *, after: tuple[ModelEvent, ...] = ()) -> None:
+        self.times = times
+        self.after = after
+        self.open = 0
+        self.calls = 0
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(provider="silent", model="silent-1")
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        self.calls += 1
+        self.open += 1
+        try:
+            if self.calls <= self.times:
+                for event in self.after:
+                    yield event
+                await asyncio.get_running_loop().create_future()
+            yield HELLO
+            yield STOP
+        finally:
+            self.open -= 1
+
+
+async def test_a_silent_attempt_is_retried_and_pauses_do_not_count() -> None:
+    clock = ManualClock()
+    model = Silent(1)
+    wrapped = retry(model, first=1_000.0, longest=1_000.0, jitter=lambda: 1.0, clock=clock)
+    loop = Agent(wrapped, settings=Settings(idle=10.0))._loop("hi", clock=clock)
+    run = asyncio.ensure_future(loop.drive(Begin()))
+    await settle()
+    await clock.advance(9.0)
+    assert (model.calls, model.open) == (1, 1)
+    await clock.advance(1.0)
+    assert (model.calls, model.open) == (1, 0)
+    await clock.advance(999.0)
+    assert model.calls == 1
+    await clock.advance(1.0)
+    ended = await run
+    assert ended is not None
+    assert (ended.outcome, loop.state.text, model.calls, model.open) == ("answered", "hello", 2, 0)
+
+
+async def test_the_next_model_is_asked_where_one_is_silent() -> None:
+    clock = ManualClock()
+    silent, other = Silent(9), Strict("b", [HELLO, STOP])
+    seen: list[ModelEvent] = []
+    run = asyncio.ensure_future(played(fallback(retry(silent, attempts=2, first=0.0), other, clock=clock), seen))
+    await settle()
+    assert silent.calls == 1
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    run = asyncio.ensure_future(played(fallback(silent, other, clock=clock), seen))
+    await settle()
+    await clock.advance(60.0)
+    assert (await run)[-1] == replace(STOP, by=other.info())
+    assert silent.open == 0
+
+
+async def test_a_model_that_falls_silent_in_its_reply_fails_for_good() -> None:
+    clock = ManualClock()
+    silent = Silent(1, after=(HELLO,))
+    run = asyncio.ensure_future(played(retry(silent, clock=clock)))
+    await settle()
+    await clock.advance(60.0)
+    with pytest.raises(ModelError, match="said nothing for 60 seconds") as caught:
+        await run
+    assert (caught.value.code, silent.calls, silent.open, run.cancelling()) == ("MODEL_TIMEOUT", 1, 0, 0)
+
+
+async def test_a_cancellation_at_the_moment_of_the_limit_is_a_cancellation() -> None:
+    clock = ManualClock()
+    silent = Silent(9)
+    run = asyncio.ensure_future(played(retry(silent, clock=clock)))
+    await settle()
+    clock.deadline(60.0, run.cancel)
+    await clock.advance(60.0)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (silent.calls, silent.open) == (1, 0)
+
+
+async def test_without_a_limit_or_a_stream_a_silent_model_is_waited_for() -> None:
+    clock = ManualClock()
+    for settings in (Settings(idle=None), Settings(stream=False)):
+        silent = Silent(9)
+        stream = retry(silent, clock=clock).stream(replace(REQUEST, settings=settings))
+        run = asyncio.ensure_future(anext(stream))
+        await settle()
+        await clock.advance(1_000.0)
+        assert (silent.calls, silent.open) == (1, 1)
+        run.cancel()
+        await asyncio.wait([run])

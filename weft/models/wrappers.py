@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import count
 
+from weft._idle import Idle, silent
 from weft._ports import Clock, SystemClock, chance
 from weft.model import Finish, Model, ModelError, ModelEvent, ModelInfo, ModelRequest
 from weft.models.resolve import resolve
@@ -52,7 +54,7 @@ def retry(
         first: Seconds; the most to wait after the first failure. Doubles with each further one.
         longest: Seconds; the most to wait at once.
         codes: The codes of the failures to retry.
-        clock: Where pauses are spent; absent: the system's.
+        clock: Where pauses are spent, and the idle limit of each attempt is kept; absent: the system's.
         jitter: The share of a pause that is waited, from 0 to 1; absent: random.
 
     Raises:
@@ -66,7 +68,7 @@ def retry(
     return _Retry(_model(model), pauses, clock or SystemClock())
 
 
-def fallback(*models: Model | str, codes: AbstractSet[str] = TRANSIENT) -> Model:
+def fallback(*models: Model | str, codes: AbstractSet[str] = TRANSIENT, clock: Clock | None = None) -> Model:
     """A model that asks the next of `models` where one fails before its first event.
 
     Only a `ModelError` with one of the codes leads to the next model: not a wrong key, a request that does not fit, or
@@ -80,13 +82,14 @@ def fallback(*models: Model | str, codes: AbstractSet[str] = TRANSIENT) -> Model
     Args:
         models: In the order in which they are asked; a string is looked up at its first use.
         codes: The codes of the failures after which the next model is asked.
+        clock: Keeps the idle limit of each attempt; absent: the system's.
 
     Raises:
         ValueError: There is no model.
     """
     if not models:
         raise ValueError("fallback(…) needs at least one model")
-    return _Fallback(tuple(_model(model) for model in models), frozenset(codes))
+    return _Fallback(tuple(_model(model) for model in models), frozenset(codes), clock or SystemClock())
 
 
 class _Pauses:
@@ -125,12 +128,12 @@ class _Retry:
 
     def info(self) -> ModelInfo:
         """That of the model inside."""
-        return self._model.info()
+        return replace(self._model.info(), own_idle=True)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply of the first attempt that begins one."""
         for attempt in count(1):
-            events, begun = _reply(self._model, request), False
+            events, begun = _reply(self._model, request, self._clock), False
             try:
                 async for event in events:
                     begun = True
@@ -148,11 +151,12 @@ class _Retry:
 
 
 class _Fallback:
-    __slots__ = ("_codes", "_models")
+    __slots__ = ("_clock", "_codes", "_models")
 
-    def __init__(self, models: tuple[Model, ...], codes: frozenset[str]) -> None:
+    def __init__(self, models: tuple[Model, ...], codes: frozenset[str], clock: Clock) -> None:
         self._models = models
         self._codes = codes
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"fallback({', '.join(map(repr, self._models))})"
@@ -162,13 +166,18 @@ class _Fallback:
         infos = [model.info() for model in self._models]
         windows = [info.context_window for info in infos if info.context_window is not None]
         schema = all(info.output == "schema" for info in infos)
-        return replace(infos[0], context_window=min(windows, default=None), output="schema" if schema else "tool")
+        return replace(
+            infos[0],
+            context_window=min(windows, default=None),
+            output="schema" if schema else "tool",
+            own_idle=True,
+        )
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply of the first model that begins one."""
         failed: list[str] = []
         for place, model in enumerate(self._models):
-            events, begun = _reply(model, request), False
+            events, begun = _reply(model, request, self._clock), False
             try:
                 async for event in events:
                     begun = True
@@ -201,15 +210,32 @@ def _note(error: ModelError, *notes: str) -> None:
             error.add_note(note)
 
 
-async def _reply(model: Model, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-    """The model's events. Its stream is closed in this task; one without any event is a failure like another."""
-    stream = model.stream(request)
+async def _reply(model: Model, request: ModelRequest, clock: Clock) -> AsyncGenerator[ModelEvent]:
+    """The model's events. Its stream is closed in this task; one without any event is a failure like another.
+
+    The idle limit is kept here, so that a silent attempt is a failure like another too.
+    """
+    settings = request.settings
+    seconds = settings.idle if settings.stream and not model.info().own_idle else None
+    stream, idle = model.stream(request), Idle(clock)
     empty = True
     try:
-        async for event in stream:
+        while True:
+            idle.start(seconds)
+            try:
+                event = await anext(stream)
+            except StopAsyncIteration:
+                break
+            except asyncio.CancelledError:
+                if not idle.took_back():
+                    raise
+                raise silent(seconds) from None
+            finally:
+                idle.stop()
             empty = False
             yield event
     finally:  # an iterator that cannot be closed is left alone
+        idle.close()
         if isinstance(stream, AsyncGenerator):
             await stream.aclose()
     if empty:
