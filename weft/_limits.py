@@ -86,22 +86,31 @@ class Progress(NamedTuple):
     def said(self, message: Message) -> Progress:
         """The model has replied."""
         calls = message.calls
+        again = self._since_an_answer() if self.again else self.again
         if not calls:
-            return Progress(self.steps + 1, self.calls, (), 0, self.again)
+            return Progress(self.steps + 1, self.calls, (), 0, again)
         asked = tuple([(call.name, call.arguments) for call in calls])
         same = self.same + 1 if asked == self.asked else 1
-        return Progress(self.steps + 1, self.calls + len(calls), asked, same, self.again)
+        return Progress(self.steps + 1, self.calls + len(calls), asked, same, again)
+
+    def _since_an_answer(self) -> Mapping[str, tuple[int, int]]:
+        """What counts after the last reply: a reply without calls that was not corrected was an answer that fits."""
+        if self.asked or self.again.get(OUTPUT, (0, self.steps))[1] == self.steps:
+            return self.again
+        return {name: count for name, count in self.again.items() if name != OUTPUT}
 
     def answered(self, tool: str, code: str | None) -> Progress:
-        """A call of this tool has its result."""
-        if code not in _ASKS_AGAIN:
-            if tool not in self.again:
+        """A call of this tool has its result. In which order a step's results come makes no difference."""
+        if code in _ASKS_AGAIN:
+            count, step = self.again.get(tool, (0, 0))
+            if step == self.steps:
                 return self
-            return self._replace(again={name: count for name, count in self.again.items() if name != tool})
-        count, step = self.again.get(tool, (0, 0))
-        if step == self.steps:
+            return self._replace(again={**self.again, tool: (count + 1, self.steps)})
+        if tool not in self.again or code == _texts.NOT_RUN:
             return self
-        return self._replace(again={**self.again, tool: (count + 1, self.steps)})
+        if self.again[tool][1] == self.steps:  # it has taken one call of this step, and turned down another
+            return self._replace(again={**self.again, tool: (1, self.steps)})
+        return self._replace(again={name: count for name, count in self.again.items() if name != tool})
 
     def corrected(self) -> Progress:
         """The answer does not fit the declared output, and the model has been told."""
@@ -111,30 +120,37 @@ class Progress(NamedTuple):
 START = Progress()
 
 
-def reached(limits: Limits, progress: Progress, usage: Usage, *, late: bool) -> ErrorInfo | None:
-    """The limit that forbids another model call; None where none does."""
+def reached(
+    limits: Limits, progress: Progress, usage: Usage, *, late: bool, submission: str | None = None
+) -> ErrorInfo | None:
+    """The limit that forbids another model call; None where none does.
+
+    `submission` is the tool whose call brings the output, if there is one.
+    """
     if progress.steps >= limits.steps:
         return _over("steps", f"the run has made {progress.steps} model calls, and may make {limits.steps}")
     if limits.tokens is not None and usage.tokens >= limits.tokens:
         return _over("tokens", f"the run has used {usage.tokens} tokens, and may use {limits.tokens}")
     if limits.tool_calls is not None and progress.calls > limits.tool_calls:
         return _over("tool_calls", f"the run has asked for {progress.calls} calls, and may for {limits.tool_calls}")
-    if late:
+    if late and limits.seconds is not None:
         return _over("seconds", f"the run has been at work for {limits.seconds:g} seconds, and may be no longer")
     if limits.repeats is not None and progress.same >= limits.repeats:
         return _over("repeats", f"the model has asked for the same calls {progress.same} steps in a row")
-    return _retries(limits, progress) if progress.again else None
+    return _retries(limits, progress, submission) if progress.again else None
 
 
-def _retries(limits: Limits, progress: Progress) -> ErrorInfo | None:
+def _retries(limits: Limits, progress: Progress, submission: str | None) -> ErrorInfo | None:
+    unfit = 0
     for tool, (count, _) in progress.again.items():
-        if count <= limits.retries:
-            continue
-        if tool == OUTPUT:
-            text = f"the answer did not fit the declared output {count} times in a row"
-            return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
-        return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
-    return None
+        if tool in (OUTPUT, submission):
+            unfit += count
+        elif count > limits.retries:
+            return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
+    if unfit <= limits.retries:
+        return None
+    text = f"the answer did not fit the declared output {unfit} times in a row"
+    return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
 
 
 def _over(limit: str, message: str) -> ErrorInfo:
