@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import Limits, Message, Text, ToolCall, ToolResult, Usage
-from weft._limits import Progress
+from weft._limits import START, Progress
 from weft._machine import (
     Asked,
     Begin,
@@ -1577,6 +1577,20 @@ def test_an_end_is_told_with_the_record_of_it_and_with_no_other(phase: str) -> N
 # Any run, any order of inputs.
 
 
+def folded(progress: Progress, tools: dict[str, str], written: tuple[Fact, ...]) -> Progress:
+    """How far a run is, from its facts alone. `tools` are the names of the calls' tools."""
+    for fact in written:
+        match fact:
+            case Said():
+                progress = progress.said(fact.message)
+                tools.update((one.id, one.name) for one in fact.message.calls)
+            case Finished():
+                progress = progress.answered(tools[fact.result.call], fact.result.code)
+            case Joined(source="correction"):
+                progress = progress.corrected()
+    return progress
+
+
 @dataclass
 class World:
     """A shell and a journal that hold the machine to its promises."""
@@ -1595,15 +1609,30 @@ class World:
     """Calls that may run without a start of this run, with their attempt."""
     ran: set[str] = field(default_factory=set)
     asking: bool = False
+    checking: bool = False
+    """Whether the stop conditions are being asked."""
     end: End | None = None
     told: list[object] = field(default_factory=list)
+    tools: dict[str, str] = field(default_factory=dict)
+    usage: Usage = NO_USAGE
+    """What the facts say was spent."""
+    progress: Progress = START
+    """How far the facts say that the run is."""
+    steers: list[str] = field(default_factory=list)
+    """What was given to the run before its end was on its way."""
+    delivered: list[str] = field(default_factory=list)
+    ending: Ended | None = None
 
     def feed(self, given_input: Input) -> None:
         self.state, effects = advance(self.state, given_input)
-        records = [effect for effect in effects if isinstance(effect, Record)]
-        assert len(records) <= 1
+        assert len(records(effects)) <= 1
+        if joined(effects):
+            assert CallModel() in effects, "what joins is given to the model"
         for effect in effects:
             self._carry_out(effect)
+        if self.ending is None and self.end is None:
+            assert self.state.progress == self.progress
+        assert len(self.delivered) + len(self.state.steers) == len(self.steers)
 
     def _carry_out(self, effect: Effect) -> None:
         assert self.end is None, "nothing comes after the end"
@@ -1612,8 +1641,15 @@ class World:
                 self._remember(effect)
             case CallModel():
                 assert not self.asking
+                assert not self.checking
+                assert self.ending is None
                 assert all(self.answers[name] for name in self.asked_for)
                 self.asking = True
+            case CheckStop():
+                assert self.state.rules.stops
+                assert not self.checking
+                assert all(self.answers[name] for name in self.asked_for)
+                self.checking = True
             case RunTools():
                 for plan, attempt in zip(effect.plans, effect.attempts, strict=True):
                     self._run(plan, attempt)
@@ -1621,11 +1657,12 @@ class World:
                 self.told.append(effect.event)
             case End():
                 assert effect.ended is None or not self.on_the_way, "the end is told after it is recorded"
+                assert effect.ended in (None, self.ending)
                 self.end = effect
 
     def _run(self, plan: Plan, attempt: int) -> None:
         name = plan.call.id
-        assert not isinstance(plan, Refused)
+        assert not isinstance(plan, Refused | Submitted)
         assert name not in self.ran
         assert self.allowed.get(name) == attempt or self.started[name] == attempt, "a body waits for its start"
         assert not self.answers[name]
@@ -1633,19 +1670,28 @@ class World:
         self.bodies[name] = plan
 
     def _remember(self, record: Record) -> None:
+        assert self.ending is None, "an end is the last fact"
+        self.progress = folded(self.progress, self.tools, record.facts)
         for fact in record.facts:
             match fact:
                 case Said():
                     assert not self.on_the_way, "a reply waits for what is on its way"
                     self.asked_for.extend(call.id for call in fact.message.calls)
+                    self.usage += LOST if fact.usage is None else fact.usage
                 case Finished():
                     self.answers[fact.result.call] += 1
                 case Started():
                     assert record.gate == "bodies"
                 case Asked():
                     assert not self.answers[fact.call.id]
+                case Joined():
+                    assert all(self.answers[name] for name in self.asked_for), "nothing joins a step"
+                    if fact.item is not None:
+                        self.delivered.append(fact.item)
                 case Ended():
                     assert record.gate == "end"
+                    self.usage += fact.usage
+                    self.ending = fact
         self.on_the_way.append(record)
 
     # -- what may happen next
@@ -1656,15 +1702,19 @@ class World:
         if self.on_the_way:
             usual += [(World.durable, "")] * 3
         if self.asking:
-            usual += [(World.replied, ""), (World.replied, ""), (World.failed, "")]
+            usual += [(World.replied, "")] * 4
+            usual.append((World.failed, ""))
+        if self.checking:
+            usual += [(World.checked, "")] * 2
         for name, plan in self.bodies.items():
-            usual.append((World.finished, name))
+            usual += [(World.finished, name)] * 2
             if not (isinstance(plan, Ready) and plan.delegate):
                 usual.append((World.uncertain, name))
             else:
                 usual.append((World.resumed if name in self.parked else World.went_to_park, name))
         assert usual, "a run that has not ended waits for something"
-        return [*usual, (World.cancelled, ""), (World.refused, ""), (World.late, "")]
+        rare = (World.spent, World.out_of_time, World.cancelled, World.refused, World.late)
+        return [*usual, *[(World.steered, "")] * (2 if len(self.steers) < 4 else 0), *((one, "") for one in rare)]
 
     def durable(self, draw: st.DrawFn, name: str) -> None:
         for fact in self.on_the_way.popleft().facts:
@@ -1681,9 +1731,14 @@ class World:
         self.asking = False
         self.feed(ModelFailed(error=BROKEN))
 
+    def checked(self, draw: st.DrawFn, name: str) -> None:
+        self.checking = False
+        self.feed(draw(st.sampled_from([*[StopChecked(stop=False)] * 4, *STOPPED])))
+
     def finished(self, draw: st.DrawFn, name: str) -> None:
         del self.bodies[name]
-        self.feed(finished(name, usage=Usage(output_tokens=1)))
+        error = draw(st.sampled_from([None, "RETRY", "INTERNAL"]))
+        self.feed(finished(name, Usage(output_tokens=1), error=error))
 
     def went_to_park(self, draw: st.DrawFn, name: str) -> None:
         self.parked.add(name)
@@ -1697,8 +1752,20 @@ class World:
         del self.bodies[name]
         self.feed(CallUncertain(call=name, reason="late"))
 
+    def steered(self, draw: st.DrawFn, name: str) -> None:
+        given_steer = steer(f"{len(self.steers)}")
+        if self.ending is None:
+            self.steers.append(f"item {len(self.steers)}")
+        self.feed(given_steer)
+
+    def spent(self, draw: st.DrawFn, name: str) -> None:
+        self.feed(Spent(usage=Usage(input_tokens=3)))
+
+    def out_of_time(self, draw: st.DrawFn, name: str) -> None:
+        self.feed(Deadline())
+
     def cancelled(self, draw: st.DrawFn, name: str) -> None:
-        asking, self.asking = self.asking, False
+        asking, self.asking, self.checking = self.asking, False, False
         self.bodies.clear()
         self.feed(Cancelled(model_in_flight=asking))
 
@@ -1708,14 +1775,23 @@ class World:
     def late(self, draw: st.DrawFn, name: str) -> None:
         before = self.state
         for answered in self.answers:
-            self.feed(finished(answered))
+            self.feed(finished(answered, CHILD))
             self.feed(CallUncertain(call=answered, reason="late"))
             self.feed(CallParked(call=answered))
             self.feed(CallResumed(call=answered))
+        self.feed(Begin())
+        if not self.checking:
+            self.feed(StopChecked(stop=True))
+        if not self.asking:
+            self.feed(reply(text="late"))
+            self.feed(ModelFailed(error=BROKEN))
+        if not self.on_the_way:
+            self.feed(Recorded())
         assert self.state == before
 
 
-PLAN_KINDS = ("none", "repeatable", "once", "delegate", "gated", "refused")
+STOPPED = (StopChecked(stop=True), StopChecked(stop=False, error=BROKEN))
+PLAN_KINDS = ("none", "repeatable", "once", "delegate", "gated", "refused", "invalid")
 
 
 def make_plan(kind: str, name: str) -> Plan:
@@ -1726,8 +1802,14 @@ def make_plan(kind: str, name: str) -> Plan:
             return gated(name)
         case "refused":
             return refused(name)
+        case "invalid":
+            return refused(name, "INVALID_INPUT")
+        case "submitted":
+            return submitted(name)
+        case "no submission":
+            return refused(name, "INVALID_INPUT", "submit")
         case _:
-            return ready(name, effect=kind, attempts=2)
+            return ready(name, effect=kind, attempts=2, tool=f"{kind} tool")
 
 
 @st.composite
@@ -1744,10 +1826,15 @@ def open_calls(draw: st.DrawFn) -> tuple[OpenCall, ...]:
 
 
 def draw_reply(draw: st.DrawFn, state: State) -> Replied:
-    kinds_drawn = draw(st.lists(st.sampled_from(PLAN_KINDS), max_size=5))
+    rules = state.rules
+    kinds_possible = (*PLAN_KINDS, "submitted", "no submission") if rules.submission else PLAN_KINDS
+    kinds_drawn = draw(st.lists(st.sampled_from(kinds_possible), max_size=5))
     plans = tuple(make_plan(kind, f"{state.progress.steps}.{place}") for place, kind in enumerate(kinds_drawn))
-    reason = draw(st.sampled_from(["stop", "length"]))
-    return reply(*plans, reason=reason, usage=draw(st.sampled_from([SPENT, None])))
+    reason = draw(st.sampled_from(["stop", "stop", "length", "refusal", "filter"]))
+    problem = None
+    if rules.structured and not plans and reason == "stop" and (rules.submission or draw(st.booleans())):
+        problem = "not a number"
+    return reply(*plans, reason=reason, usage=draw(st.sampled_from([SPENT, None])), problem=problem)
 
 
 def _check_the_end(world: World, end: Ended) -> None:
@@ -1759,25 +1846,44 @@ def _check_the_end(world: World, end: Ended) -> None:
     assert set(world.answers) <= set(world.asked_for)
     seqs = [event.seq for event in world.told if isinstance(event, ToolStarted | ToolFinished)]
     assert seqs == list(range(len(seqs)))
-    assert any(isinstance(event, RunFinished) for event in world.told) is (end.outcome == "answered")
+    assert any(isinstance(event, RunFinished) for event in world.told) is (end.outcome in ("answered", "stopped"))
+    assert world.usage == world.state.usage
+    assert world.delivered == world.steers[: len(world.delivered)], "in the order in which they came"
+    assert sum(isinstance(event, Steered) for event in world.told) == len(world.delivered)
+    if end.outcome == "answered":
+        assert world.delivered == world.steers
 
 
-LIMITS = st.builds(Limits, steps=st.integers(1, 4), tokens=st.none() | st.integers(1, 40))
+LIMITS = st.builds(
+    Limits,
+    steps=st.integers(1, 5),
+    tokens=st.none() | st.integers(1, 60),
+    tool_calls=st.none() | st.integers(1, 12),
+    seconds=st.none() | st.just(5.0),
+    retries=st.integers(0, 3),
+    repeats=st.none() | st.integers(1, 3),
+)
+RULES = st.builds(Rules, stops=st.booleans(), structured=st.just(value=False)) | st.builds(
+    Rules, stops=st.booleans(), structured=st.just(value=True), submission=st.sampled_from([None, "submit"])
+)
 
 
 @settings(max_examples=300)
-@given(st.data(), LIMITS, open_calls())
+@given(st.data(), LIMITS, RULES, open_calls(), st.booleans())
 def test_each_call_gets_one_result_or_stays_open_whatever_the_order(
-    data: st.DataObject, limits: Limits, shapes: tuple[OpenCall, ...]
+    data: st.DataObject, limits: Limits, rules: Rules, shapes: tuple[OpenCall, ...], stepped: bool
 ) -> None:
-    world = World(State(run="r", limits=limits))
+    world = World(State(run="r", limits=limits, rules=rules))
     for shape in shapes:
         name = shape.plan.call.id
         world.asked_for.append(name)
+        world.tools[name] = shape.plan.call.name
         world.started[name] = shape.started
         if shape.fresh or shape.delegated:
             world.allowed[name] = shape.started
-    world.feed(Begin(open=shapes))
+    for happen in data.draw(st.lists(st.sampled_from([World.steered, World.spent, World.out_of_time]), max_size=2)):
+        happen(world, data.draw, "")
+    world.feed(Begin(open=shapes, stepped=stepped and not shapes))
     while world.end is None:
         happen, name = data.draw(st.sampled_from(world.choices()))
         happen(world, data.draw, name)
