@@ -498,12 +498,13 @@ def _spend(state: State, usage: Usage) -> State:
 
 def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None = None) -> Moved:
     """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
-    submission = state.rules.submission
-    error = reached(state.limits, state.progress, state.usage, late=state.late, submission=submission)
+    progress = state.progress if correction is None else state.progress.corrected()
+    error = reached(state.limits, progress, state.usage, late=state.late, submission=state.rules.submission)
     if error is not None:
         return _fail(state, facts, error)
     if correction is not None:
         facts += (Joined(message=correction, source="correction"),)
+        state = state._replace(progress=progress)
     told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
     if state.steers:
         told = (*(Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers), *told)
@@ -606,7 +607,6 @@ def _replied(state: State, given: Replied) -> Moved:
     elif given.plans:
         state, effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))
     elif given.problem is not None:
-        state = state._replace(progress=state.progress.corrected())
         state, effects = _next_step(state, (said,), Message.user(given.problem))
     else:
         state, effects = _answer(state, (said,), reason)
