@@ -4,7 +4,7 @@ STAMP := .venv/.stamp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check bench soak format help
+.PHONY: demo test check coverage bench soak format help
 
 demo: $(STAMP)  ## run the demo program, offline
 	$(BIN)/python -m examples.demo
@@ -18,7 +18,15 @@ check: $(STAMP)  ## format, lint, layers, types, then the tests
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/basedpyright
+	$(MAKE) coverage
 	$(MAKE) test
+
+PURE := weft/_machine.py,weft/_limits.py,weft/_repair.py
+
+coverage: $(STAMP)  ## every branch of the pure machine is taken by its tables alone
+	$(BIN)/coverage run --data-file=.coverage.pure -m pytest -q -m 'not hypothesis' \
+		tests/test_machine.py tests/test_limits.py tests/test_repair.py
+	$(BIN)/coverage report --data-file=.coverage.pure --include=$(PURE) --skip-covered --fail-under=100
 
 bench: $(STAMP)  ## run the benchmarks; one JSON line for each
 	$(BIN)/python -m compileall -q weft

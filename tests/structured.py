@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from weft import ModelInfo, ModelRequest
-from weft.model import ModelEvent
+from weft.model import Finish, ModelEvent
 from weft.testing import Script, call, calls, say
 from weft.testing.script import Call, Reply, Step
 
@@ -56,5 +56,11 @@ def answer(mode: Mode, value: Mapping[str, Any] | str) -> Reply | Call:
 def broken_off(mode: Mode, value: Mapping[str, Any] | str, reason: Any) -> Reply:
     """The same reply, broken off for this reason."""
     whole = answer(mode, value)
-    reply = calls(whole) if isinstance(whole, Call) else whole
-    return replace(reply, finish=replace(reply.finish, reason=reason))
+    return ended(calls(whole) if isinstance(whole, Call) else whole, reason)
+
+
+def ended(reply: Reply, reason: Any) -> Reply:
+    """The same reply with another end."""
+    *parts, finish = reply.parts
+    assert isinstance(finish, Finish)
+    return Reply(parts=(*parts, replace(finish, reason=reason)))

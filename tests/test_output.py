@@ -7,7 +7,6 @@ import enum
 import json
 import threading
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, Optional, TypeVar
 
@@ -19,7 +18,7 @@ from tests.structured import MODES, SUBMIT, Mode, Structured, answer, broken_off
 from weft import Agent, LimitReached, Limits, NoOutput, RunFailed, Settings, Usage, tool
 from weft.errors import InvalidTool, WrongCall
 from weft.events import RunFinished, StepFinished, ToolFinished, ToolStarted
-from weft.testing import Script, call, calls, override, say
+from weft.testing import Script, call, calls, cut, override, refuse, say
 
 T = TypeVar("T")
 
@@ -414,14 +413,12 @@ async def test_a_submission_that_was_broken_off_is_not_taken(reason: str, code: 
 
 
 async def test_another_call_that_was_cut_is_asked_for_again(mode: Mode) -> None:
-    whole = calls(call("look", item=1))
-    cut = changed(whole, finish=changed(whole.finish, reason="length"))
-    model = Structured(mode, cut, answer(mode, ORDER))
+    model = Structured(mode, cut("", call("look", item=1)), answer(mode, ORDER))
     assert (await Agent(model, tools=[look], output=Order).run("go")).output == Order(**ORDER)
 
 
 async def test_a_refusal_of_an_agent_without_output_is_its_text() -> None:
-    result = await Agent(Script(broken_off("schema", "I will not", "refusal"))).run("go")
+    result = await Agent(Script(refuse("I will not"))).run("go")
     assert (result.output, result.finish) == ("I will not", "refusal")
 
 

@@ -336,6 +336,12 @@ def test_a_history_keeps_its_length_while_its_lists_grow() -> None:
     assert tuple(reversed(history)) == tuple(reversed(expected))
 
 
+def test_a_part_of_a_history_reaches_over_both_lists() -> None:
+    history = History(MESSAGES, 2, MESSAGES[4:])
+    assert history[1:3] == (MESSAGES[1], MESSAGES[4])
+    assert history[::-2] == (MESSAGES[5], MESSAGES[1])
+
+
 @pytest.mark.parametrize("place", [4, -5, 100])
 def test_a_history_has_nothing_outside_its_length(place: int) -> None:
     tail = list(MESSAGES[2:])

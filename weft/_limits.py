@@ -39,14 +39,16 @@ class Limits:
     """How many steps in a row one tool may turn down what it was given (`Retry`, invalid arguments), and be asked
     again; the same holds for an answer that does not fit the declared output."""
     repeats: int | None = None
-    """How many steps in a row may ask for exactly the same calls."""
+    """How many steps in a row may ask for exactly the same calls, before the run is stopped; at least 2."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError("Limits(steps=…) is at least 1")
         if self.retries < 0:
             raise ValueError("Limits(retries=…) is at least 0")
-        for name, value in (("tokens", self.tokens), ("tool_calls", self.tool_calls), ("repeats", self.repeats)):
+        if self.repeats is not None and self.repeats < 2:
+            raise ValueError("Limits(repeats=…) is at least 2, or None")
+        for name, value in (("tokens", self.tokens), ("tool_calls", self.tool_calls)):
             if value is not None and value < 1:
                 raise ValueError(f"Limits({name}=…) is at least 1, or None")
         if self.seconds is not None and not 0 < self.seconds < float("inf"):
@@ -86,22 +88,31 @@ class Progress(NamedTuple):
     def said(self, message: Message) -> Progress:
         """The model has replied."""
         calls = message.calls
+        again = self._since_an_answer() if self.again else self.again
         if not calls:
-            return Progress(self.steps + 1, self.calls, (), 0, self.again)
+            return Progress(self.steps + 1, self.calls, (), 0, again)
         asked = tuple([(call.name, call.arguments) for call in calls])
         same = self.same + 1 if asked == self.asked else 1
-        return Progress(self.steps + 1, self.calls + len(calls), asked, same, self.again)
+        return Progress(self.steps + 1, self.calls + len(calls), asked, same, again)
+
+    def _since_an_answer(self) -> Mapping[str, tuple[int, int]]:
+        """What counts after the last reply: a reply without calls that was not corrected was an answer that fits."""
+        if self.asked or self.again.get(OUTPUT, (0, self.steps))[1] == self.steps:
+            return self.again
+        return {name: count for name, count in self.again.items() if name != OUTPUT}
 
     def answered(self, tool: str, code: str | None) -> Progress:
-        """A call of this tool has its result."""
-        if code not in _ASKS_AGAIN:
-            if tool not in self.again:
+        """A call of this tool has its result. In which order a step's results come makes no difference."""
+        if code in _ASKS_AGAIN:
+            count, step = self.again.get(tool, (0, 0))
+            if step == self.steps:
                 return self
-            return self._replace(again={name: count for name, count in self.again.items() if name != tool})
-        count, step = self.again.get(tool, (0, 0))
-        if step == self.steps:
+            return self._replace(again={**self.again, tool: (count + 1, self.steps)})
+        if tool not in self.again or code == _texts.NOT_RUN:
             return self
-        return self._replace(again={**self.again, tool: (count + 1, self.steps)})
+        if self.again[tool][1] == self.steps:  # it has taken one call of this step, and turned down another
+            return self._replace(again={**self.again, tool: (1, self.steps)})
+        return self._replace(again={name: count for name, count in self.again.items() if name != tool})
 
     def corrected(self) -> Progress:
         """The answer does not fit the declared output, and the model has been told."""
@@ -116,12 +127,7 @@ def reached(
 ) -> ErrorInfo | None:
     """The limit that forbids another model call; None where none does.
 
-    Args:
-        limits: What the run may spend.
-        progress: How far it is.
-        usage: What it has spent.
-        late: Its time is over.
-        submission: The tool whose call brings the answer, where one does.
+    `submission` is the tool whose call brings the output, if there is one.
     """
     if progress.steps >= limits.steps:
         return _over("steps", f"the run has made {progress.steps} model calls, and may make {limits.steps}")
@@ -129,7 +135,7 @@ def reached(
         return _over("tokens", f"the run has used {usage.tokens} tokens, and may use {limits.tokens}")
     if limits.tool_calls is not None and progress.calls > limits.tool_calls:
         return _over("tool_calls", f"the run has asked for {progress.calls} calls, and may for {limits.tool_calls}")
-    if late:
+    if late and limits.seconds is not None:
         return _over("seconds", f"the run has been at work for {limits.seconds:g} seconds, and may be no longer")
     if limits.repeats is not None and progress.same >= limits.repeats:
         return _over("repeats", f"the model has asked for the same calls {progress.same} steps in a row")
@@ -137,16 +143,16 @@ def reached(
 
 
 def _retries(limits: Limits, progress: Progress, submission: str | None) -> ErrorInfo | None:
-    answers = 0
+    unfit = 0
     for tool, (count, _) in progress.again.items():
-        if tool in (OUTPUT, submission):  # in words, or as a call
-            answers += count
+        if tool in (OUTPUT, submission):
+            unfit += count
         elif count > limits.retries:
             return _over("retries", f"tool {tool!r} turned down what it was given {count} steps in a row")
-    if answers > limits.retries:
-        text = f"the answer did not fit the declared output {answers} times in a row"
-        return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
-    return None
+    if unfit <= limits.retries:
+        return None
+    text = f"the answer did not fit the declared output {unfit} times in a row"
+    return ErrorInfo(kind="output", code="INVALID_OUTPUT", message=text)
 
 
 def _over(limit: str, message: str) -> ErrorInfo:

@@ -15,7 +15,7 @@ before that input and feed what has changed (see `weft.thread._runner`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 from weft import _texts
@@ -389,6 +389,12 @@ class Step(NamedTuple):
         place = self.places.get(call)
         return 0 if place is None else (1 << place) & ~self.done
 
+    def child(self, call: str) -> int:
+        """The same, of a delegating call alone."""
+        bit = self.bit(call)
+        plan = self.plans[self.places[call]] if bit else None
+        return bit if isinstance(plan, Ready) and plan.delegate else 0
+
     def open(self) -> tuple[ToolCall, ...]:
         """The calls without a result, in call order."""
         return tuple(plan.call for place, plan in enumerate(self.plans) if not self.done >> place & 1)
@@ -456,9 +462,9 @@ def advance(state: State, given: Input) -> Moved:  # noqa: C901, PLR0911, PLR091
         case Steer():
             return _steered(state, given)
         case Spent():
-            return _spend(state, given.usage), ()
+            return _spent(state, given)
         case Deadline():
-            return state._replace(late=True), ()
+            return _out_of_time(state)
         case Cancelled():
             return _cancelled(state, given)
         case RecordRefused():
@@ -491,12 +497,23 @@ def _spend(state: State, usage: Usage) -> State:
     return state._replace(usage=state.usage + usage, extra=state.extra + usage)
 
 
-def _next_step(state: State, facts: tuple[Fact, ...]) -> Moved:
+def _limit_reached(state: State, progress: Progress) -> ErrorInfo | None:
+    return reached(state.limits, progress, state.usage, late=state.late, submission=state.rules.submission)
+
+
+def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None = None) -> Moved:
     """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
-    submission = state.rules.submission
-    error = reached(state.limits, state.progress, state.usage, late=state.late, submission=submission)
+    progress = state.progress if correction is None else state.progress.corrected()
+    error = _limit_reached(state, progress)
     if error is not None:
+        if correction is not None and error.kind == "output":
+            error = replace(
+                error, message=f"{error.message}; the model was told: {_texts.capped(correction.text, 500)}"
+            )
         return _fail(state, facts, error)
+    if correction is not None:
+        facts += (Joined(message=correction, source="correction"),)
+        state = state._replace(progress=progress)
     told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
     if state.steers:
         told = (*(Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers), *told)
@@ -515,6 +532,18 @@ def _steered(state: State, given: Steer) -> Moved:
     return state._replace(steers=(*state.steers, given)), ()
 
 
+def _spent(state: State, given: Spent) -> Moved:
+    if state.phase == "ending":  # the end that is being recorded says what was spent
+        return state, ()
+    return _spend(state, given.usage), ()
+
+
+def _out_of_time(state: State) -> Moved:
+    if state.phase == "ending":
+        return state, ()
+    return state._replace(late=True), ()
+
+
 def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
     state, record = _record(state, (*facts, ended), "end")
     return state._replace(phase="ending", end=ended, held=None), (record,)
@@ -525,8 +554,8 @@ def _fail(state: State, facts: tuple[Fact, ...], error: ErrorInfo) -> Moved:
 
 
 def _answer(state: State, facts: tuple[Fact, ...], reason: str) -> Moved:
-    """The run has its answer, unless something has come for it meanwhile."""
-    if state.steers:
+    """The run has its answer, unless something has come for it meanwhile and it may go on."""
+    if state.steers and _limit_reached(state, state.progress) is None:
         return _next_step(state, facts)
     return _finish(state, facts, Ended(outcome="answered", stop=reason, usage=state.extra))
 
@@ -570,7 +599,7 @@ def _end(state: State, ended: Ended) -> Moved:
 
 
 def _replied(state: State, given: Replied) -> Moved:
-    if state.phase != "model":
+    if state.phase != "model" or state.held is not None:
         return state, ()
     if state.unrecorded:
         return state._replace(held=given), ()
@@ -587,8 +616,7 @@ def _replied(state: State, given: Replied) -> Moved:
     elif given.plans:
         state, effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))
     elif given.problem is not None:
-        correction = Joined(message=Message.user(given.problem), source="correction")
-        state, effects = _next_step(state._replace(progress=state.progress.corrected()), (said, correction))
+        state, effects = _next_step(state, (said,), Message.user(given.problem))
     else:
         state, effects = _answer(state, (said,), reason)
     return state, (told, *effects)
@@ -634,8 +662,6 @@ def _open_step(
                 waiting |= 1 << place
             case Start() as start:
                 starts.append(start)
-            case None:
-                pass
     step = Step(
         plans=tuple(call.plan for call in calls),
         places={call.plan.call.id: place for place, call in enumerate(calls)},
@@ -766,7 +792,7 @@ def _stop_checked(state: State, given: StopChecked) -> Moved:
 
 def _call_parked(state: State, call: str) -> Moved:
     step = state.step
-    bit = 0 if step is None else step.bit(call)
+    bit = 0 if step is None else step.child(call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
     step = step._replace(waiting=step.waiting | bit)
@@ -775,7 +801,7 @@ def _call_parked(state: State, call: str) -> Moved:
 
 def _call_resumed(state: State, call: str) -> Moved:
     step = state.step
-    bit = 0 if step is None else step.bit(call)
+    bit = 0 if step is None else step.child(call)
     if step is None or not bit or state.phase != "tools":
         return state, ()
     return state._replace(step=step._replace(waiting=step.waiting & ~bit)), ()
