@@ -54,7 +54,7 @@ from weft._machine import (
     advance,
 )
 from weft._output import Broken, Output, taken_call
-from weft._ports import Clock, Ids, Timer
+from weft._ports import Clock, Ids, Timer, joined, start_task
 from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import Pending, Result, child_result, reason_of
@@ -702,12 +702,11 @@ class RunLoop:
         if workers == 1:
             await work_off()
             return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(work_off())
-        except BaseExceptionGroup as group_of:
-            raise _first(group_of) from None
+        tasks = [start_task(work_off(), name="weft calls") for _ in range(workers)]
+        await joined(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     async def _run_one(self, plan: Ready | Gated, attempt: int) -> None:
         call = plan.call
@@ -800,14 +799,6 @@ def _lanes(
             lane.append(item)
     if lane:
         yield lane
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a group of tasks failed with, as itself."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _describe(error: Exception) -> ErrorInfo:

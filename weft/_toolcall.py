@@ -12,7 +12,7 @@ from typing import Any
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
-from weft._ports import Clock, start_task
+from weft._ports import Clock, shielded, start_task
 from weft._schema import InvalidArguments
 from weft._threads import in_thread
 from weft._tool import Context, Retry, Tool, ToolError
@@ -160,7 +160,8 @@ async def _within(work: Coroutine[Any, Any, object], seconds: float | None, cloc
     finally:
         if not task.done():
             task.cancel()
-            await _finished(task, GRACE, clock)
+            with shielded():
+                await _finished(task, GRACE, clock)
     if not done:
         return _LATE
     if task.cancelled():
