@@ -20,7 +20,8 @@ class Idle:
     __slots__ = ("_clock", "_last", "_seconds", "_task", "_timer", "fired")
 
     def __init__(self, clock: Clock, seconds: float | None, task: asyncio.Task[Any] | None) -> None:
-        self.fired = False
+        self.fired = 0
+        """How often it has cancelled: again after each such time in which nothing has come of that either."""
         self._clock = clock
         self._seconds = seconds
         self._task = task
@@ -44,8 +45,8 @@ class Idle:
         if self._timer is None or self._seconds is None or self._task is None:
             return
         left = self._last + self._seconds - self._clock.monotonic()
-        if left > 0:
-            self._timer = self._clock.deadline(left, self._check)
-        else:
-            self.fired = True
+        if left <= 0:
+            self.fired += 1
             self._task.cancel()
+            left = self._seconds
+        self._timer = self._clock.deadline(left, self._check)

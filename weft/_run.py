@@ -621,16 +621,18 @@ class RunLoop:
         idle = Idle(self._clock, settings.idle if settings.stream else None, self._task)
         take, heard = reply.take, idle.heard
         try:
-            async for event in stream:
-                take(event)
-                heard()
+            try:
+                async for event in stream:
+                    take(event)
+                    heard()
+            finally:
+                idle.stop()
+                silent = self._took_back(idle)  # also where the stream has swallowed it, or has made an error of it
         except asyncio.CancelledError:
-            if not self._took_back(idle):
+            if not silent:
                 raise
             text = f"the model said nothing for {settings.idle:g} seconds"
             raise ModelError(text, code="MODEL_TIMEOUT") from None
-        else:
-            self._took_back(idle)  # the stream has swallowed it
         finally:
             idle.stop()
             if isinstance(stream, AsyncGenerator):
@@ -644,6 +646,7 @@ class RunLoop:
         """A plan for each call, and why a reply without calls is no answer."""
         output, submission = self.setup.output, self.setup.rules.submission
         calls = message.calls
+        silent = False
         if finish.reason in _texts.BROKEN_OFF:  # nobody is asked about calls that do not run
             return tuple(Refused(call=call, result=_texts.not_run(call.id, finish.reason)) for call in calls), None
         if output is not None and not calls:
