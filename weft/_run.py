@@ -18,6 +18,7 @@ from weft._idle import Idle
 from weft._limits import Limits
 from weft._log import EventLog
 from weft._machine import (
+    UNKNOWN_CALL,
     Asked,
     Begin,
     CallFinished,
@@ -599,7 +600,12 @@ class RunLoop:
         await self._listen(setup.model.stream(request), reply)
         message, finish = reply.whole(info)
         by = finish.by or info
-        plans, problem = await self._judge(message, finish)
+        try:
+            plans, problem = await self._judge(message, finish)
+        except asyncio.CancelledError:  # the reply is lost, but not what it has cost
+            self._in_flight = False
+            self.feed(Spent(usage=finish.usage or UNKNOWN_CALL))
+            raise
         return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=plans, problem=problem)
 
     def _tool_choice(self) -> str:
