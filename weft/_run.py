@@ -249,6 +249,8 @@ class RunLoop:
         self._quiet = False
         self._work: CallModel | RunTools | CheckStop | None = None
         self._running: set[str] = set()
+        self._ahead: set[str] = set()
+        """Calls whose bodies are to be entered for the first time."""
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
         self._in_flight = False
@@ -423,7 +425,7 @@ class RunLoop:
         stop, self._stop = self._stop, None
         match stop:
             case "cancel":
-                self.feed(Cancelled(model_in_flight=self._in_flight))
+                self.feed(self._cancelled())
             case "revoke":
                 self.feed(RecordRefused())
             case "leave" | None:
@@ -451,7 +453,10 @@ class RunLoop:
     def _close_bare(self) -> None:
         """Cancelled from outside: a bare run is over, so its usage is what it is; a session's is handed on."""
         if not self._recorder.durable:
-            self.feed(Cancelled(model_in_flight=self._in_flight))
+            self.feed(self._cancelled())
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(model_in_flight=self._in_flight, untouched=frozenset(self._ahead))
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:
@@ -522,13 +527,26 @@ class RunLoop:
                 if not self._asking:
                     self._work = effect
                     self._wake()
-            case RunTools() | CheckStop():
+            case RunTools():
+                self._look_ahead(effect)
+                self._work = effect
+                self._wake()
+            case CheckStop():
                 self._work = effect
                 self._wake()
             case End():
                 self.ended = effect.ended
                 self.over = True
                 self._wake()
+
+    def _look_ahead(self, work: RunTools) -> None:
+        for plan, attempt in zip(work.plans, work.attempts, strict=True):
+            if attempt == 1 and plan.call.id not in self._running and not self._is_child(plan):
+                self._ahead.add(plan.call.id)
+
+    def _is_child(self, plan: Ready | Gated) -> bool:
+        """Whether the call is a session's child, which runs on its own."""
+        return self._recorder.durable and isinstance(plan, Ready) and plan.delegate
 
     def _remember(self, record: Record) -> None:
         for fact in record.facts:
@@ -626,6 +644,7 @@ class RunLoop:
         settings = self.setup.settings
         idle = Idle(self._clock, settings.idle if settings.stream else None, self._task)
         take, heard = reply.take, idle.heard
+        silent = False
         try:
             try:
                 async for event in stream:
@@ -640,19 +659,20 @@ class RunLoop:
             text = f"the model said nothing for {settings.idle:g} seconds"
             raise ModelError(text, code="MODEL_TIMEOUT") from None
         finally:
-            idle.stop()
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
     def _took_back(self, idle: Idle) -> bool:
         """Whether the watchdog has cancelled, which is taken back, and nobody else."""
-        return idle.fired and self._task is not None and self._task.uncancel() <= self._cancelling
+        if self._task is not None:
+            for _ in range(idle.fired):
+                self._task.uncancel()
+        return idle.fired > 0 and not self._cancelled_outside()
 
     async def _judge(self, message: Message, finish: Finish) -> tuple[tuple[Plan, ...], str | None]:
         """A plan for each call, and why a reply without calls is no answer."""
         output, submission = self.setup.output, self.setup.rules.submission
         calls = message.calls
-        silent = False
         if finish.reason in _texts.BROKEN_OFF:  # nobody is asked about calls that do not run
             return tuple(Refused(call=call, result=_texts.not_run(call.id, finish.reason)) for call in calls), None
         if output is not None and not calls:
@@ -686,7 +706,7 @@ class RunLoop:
             if plan.call.id in self._running:
                 continue
             self._running.add(plan.call.id)
-            if self._recorder.durable and isinstance(plan, Ready) and plan.delegate:
+            if isinstance(plan, Ready) and self._is_child(plan):
                 self._recorder.delegate(plan)
             else:
                 local.append((plan, attempt))
@@ -722,6 +742,7 @@ class RunLoop:
         tool = self.setup.tools[call.name]
         if not self._recorder.may_act():
             return
+        self._ahead.discard(call.id)
         context = self._context(call, attempt)
         if tool._delegate is not None:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
