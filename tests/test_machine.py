@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft import Limits, Message, Text, ToolCall, ToolResult, Usage
-from weft._limits import START, Progress
+from weft._limits import START, Progress, reached
 from weft._machine import (
     Asked,
     Begin,

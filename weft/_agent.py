@@ -16,7 +16,7 @@ from weft._limits import Limits
 from weft._log import EventLog, EventStream
 from weft._machine import Begin, EffectKind, Rules, State
 from weft._output import Output
-from weft._ports import Clock, Ids, SystemClock, SystemIds, start_task
+from weft._ports import Clock, Ids, SystemClock, SystemIds, joined, start_task
 from weft._repair import Transcript, repair
 from weft._result import Result, raise_for, with_output
 from weft._run import BareRecorder, RunLoop, Setup, Slot, StopCondition
@@ -484,13 +484,14 @@ class RunStream(Generic[OutputT]):
         task = self._task
         if task is None:
             return
-        if not task.done():
+        try:
             task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # read, so that the loop does not report it: `result()` has raised it or nobody asked
+            await joined([task], stopping=True)
+        finally:
+            self._log.close()  # where the task was cancelled before its first step
 
     def __aiter__(self) -> AsyncIterator[Event]:
+        self._entered()
         return _RunEvents(self, EventStream(self._log))
 
     async def result(self) -> Result[OutputT]:
@@ -499,12 +500,16 @@ class RunStream(Generic[OutputT]):
         Raises:
             RunFailed: The run failed.
         """
+        task = self._entered()
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise TurnCancelled("the stream was left before its run ended")
+        return task.result()
+
+    def _entered(self) -> asyncio.Task[Result[OutputT]]:
         if self._task is None:
             raise WrongCall("enter the stream first: `async with agent.stream(…) as run:`")
-        await asyncio.wait([self._task])
-        if self._task.cancelled():
-            raise TurnCancelled("the stream was left before its run ended")
-        return self._task.result()
+        return self._task
 
 
 class _RunEvents:

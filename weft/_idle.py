@@ -17,25 +17,26 @@ def silent(seconds: float | None) -> ModelError:
 class Idle:
     """Cancels the task that waits for a model, once nothing has come for too long.
 
-    A timer that a model call has left armed is taken over by the next one; one that fires early arms itself again.
+    It cancels again after each such time in which nothing has come of that either. A timer that a model call has left
+    armed is taken over by the next one; one that fires early arms itself again.
     """
 
-    __slots__ = ("_cancelling", "_clock", "_last", "_seconds", "_task", "_timer", "fired")
+    __slots__ = ("_cancelling", "_clock", "_fired", "_last", "_seconds", "_task", "_timer")
 
     def __init__(self, clock: Clock) -> None:
-        self.fired = False
-        """Whether it has cancelled the present call."""
         self._clock = clock
         self._seconds: float | None = None
         self._task: asyncio.Task[Any] | None = None
+        """Who waits; None while nobody does."""
         self._cancelling = 0
         """How often the task was cancelled before."""
+        self._fired = 0
+        """How often it was cancelled from here."""
         self._last = 0.0
         self._timer: Timer | None = None
 
     def start(self, seconds: float | None) -> None:
         """The present task waits for a model from now on; None is without limit."""
-        self.fired = False
         self._seconds = seconds
         if seconds is None:
             return
@@ -49,14 +50,19 @@ class Idle:
         """Something has come."""
         self._last = self._clock.monotonic()
 
-    def stop(self) -> None:
-        """The task does not wait any more. The timer is left for the next time."""
-        self._task = None
+    def stop(self) -> bool:
+        """The task does not wait any more: take back what was cancelled from here, whatever has come of it.
 
-    def took_back(self) -> bool:
-        """Take the watchdog's own cancellation back; True if it has cancelled, and nobody else."""
-        task = asyncio.current_task()
-        return self.fired and task is not None and task.uncancel() <= self._cancelling
+        Returns:
+            Whether it was cancelled from here, and by nobody else.
+        """
+        task, fired = self._task, self._fired
+        self._task, self._fired = None, 0
+        if task is None or not fired:
+            return False
+        for _ in range(fired):
+            task.uncancel()
+        return task.cancelling() <= self._cancelling
 
     def close(self) -> None:
         """No more calls."""
@@ -70,8 +76,8 @@ class Idle:
         if self._task is None or self._seconds is None:
             return
         left = self._last + self._seconds - self._clock.monotonic()
-        if left > 0:
-            self._timer = self._clock.deadline(left, self._check)
-        else:
-            self.fired = True
+        if left <= 0:
+            self._fired += 1
             self._task.cancel()
+            left = self._seconds
+        self._timer = self._clock.deadline(left, self._check)

@@ -293,6 +293,8 @@ class Cancelled:
     """Stop; the bodies have been stopped already."""
 
     model_in_flight: bool = False
+    untouched: frozenset[str] = frozenset()
+    """The calls of which it is known that no body was ever entered, although a start may have been recorded."""
 
 
 Input: TypeAlias = (
@@ -829,7 +831,7 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
     results: list[ToolResult] = []
     if step is not None:
         for call in step.open():
-            started = bool(step.started >> step.places[call.id] & 1)
+            started = bool(step.started >> step.places[call.id] & 1) and call.id not in given.untouched
             results.append(_texts.cancelled(call.id, started=started))
     facts = tuple(Finished(result=result, source="cancel") for result in results)
     state, told = _tell(state, tuple(results))

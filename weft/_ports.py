@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "start_task"]
+__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "joined", "shielded", "start_task"]
 
 T = TypeVar("T")
 
@@ -86,3 +88,42 @@ def chance() -> float:
 def start_task(work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None) -> asyncio.Task[T]:
     """A task outside any group: a host task, or a body with a deadline. Its caller awaits it."""
     return asyncio.get_running_loop().create_task(work, name=name, context=context)
+
+
+def shielded() -> AbstractContextManager[object]:
+    """A wait in which a cancelled scope of anyio's, which cancels at every await, does not cancel once more.
+
+    A cancellation by `Task.cancel` passes.
+    """
+    if "anyio" not in sys.modules:  # then there is no scope, and nothing that is worth its import
+        return nullcontext()
+    from anyio import CancelScope  # noqa: PLC0415  # has been imported already
+
+    return CancelScope(shield=True)
+
+
+async def joined(tasks: Sequence[asyncio.Task[Any]], *, stopping: bool = False) -> None:
+    """Wait until all are over. One that fails cancels the others; what it failed with is left to the caller.
+
+    A cancellation is passed on to them, and leaves when they are over; a second one is passed on as well, so that it
+    cuts their clean-up short.
+
+    Args:
+        tasks: Tasks of `start_task`.
+        stopping: They have been cancelled already.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            with shielded() if stopping else nullcontext():
+                await asyncio.wait(left, return_when=asyncio.ALL_COMPLETED if stopping else asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        stopping = True
+        for task in left:
+            task.cancel()
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # read, so that the loop does not report it
+    if cancelled is not None:
+        raise cancelled

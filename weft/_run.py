@@ -18,6 +18,7 @@ from weft._idle import Idle, silent
 from weft._limits import Limits
 from weft._log import EventLog
 from weft._machine import (
+    UNKNOWN_CALL,
     Asked,
     Begin,
     CallFinished,
@@ -54,7 +55,7 @@ from weft._machine import (
     advance,
 )
 from weft._output import Broken, Output, taken_call
-from weft._ports import Clock, Ids, Timer
+from weft._ports import Clock, Ids, Timer, joined, start_task
 from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result, child_result, reason_of
@@ -206,7 +207,7 @@ class _Since:
 class RunLoop:
     """Drives one run, from `Begin` to its end, in the task of its caller."""
 
-    def __init__(  # noqa: PLR0913  # what a run is made of; called in two places
+    def __init__(  # noqa: PLR0913, PLR0915  # what a run is made of; called in two places
         self,
         setup: Setup,
         state: State,
@@ -250,6 +251,8 @@ class RunLoop:
         self._running: set[str] = set()
         self._parsed: dict[str, dict[str, Any]] = {}
         """By call: arguments that were read when it was judged."""
+        self._ahead: set[str] = set()
+        """Calls whose bodies are to be entered for the first time."""
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
         self._in_flight = False
@@ -428,7 +431,7 @@ class RunLoop:
         stop, self._stop = self._stop, None
         match stop:
             case "cancel":
-                self.feed(Cancelled(model_in_flight=self._in_flight))
+                self.feed(self._cancelled())
             case "revoke":
                 self.feed(RecordRefused())
             case "leave" | None:
@@ -456,7 +459,10 @@ class RunLoop:
     def _close_bare(self) -> None:
         """Cancelled from outside: a bare run is over, so its usage is what it is; a session's is handed on."""
         if not self._recorder.durable:
-            self.feed(Cancelled(model_in_flight=self._in_flight))
+            self.feed(self._cancelled())
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(model_in_flight=self._in_flight, untouched=frozenset(self._ahead))
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:
@@ -527,13 +533,26 @@ class RunLoop:
                 if not self._asking:
                     self._work = effect
                     self._wake()
-            case RunTools() | CheckStop():
+            case RunTools():
+                self._look_ahead(effect)
+                self._work = effect
+                self._wake()
+            case CheckStop():
                 self._work = effect
                 self._wake()
             case End():
                 self.ended = effect.ended
                 self.over = True
                 self._wake()
+
+    def _look_ahead(self, work: RunTools) -> None:
+        for plan, attempt in zip(work.plans, work.attempts, strict=True):
+            if attempt == 1 and plan.call.id not in self._running and not self._is_child(plan):
+                self._ahead.add(plan.call.id)
+
+    def _is_child(self, plan: Ready | Gated) -> bool:
+        """Whether the call is a session's child, which runs on its own."""
+        return self._recorder.durable and isinstance(plan, Ready) and plan.delegate
 
     def _remember(self, record: Record) -> None:
         for fact in record.facts:
@@ -606,7 +625,12 @@ class RunLoop:
         await self._listen(setup.model.stream(request), reply, setup.settings.idle if watched else None)
         message, finish = reply.whole(info)
         by = finish.by or info
-        plans, problem = await self._judge(message, finish)
+        try:
+            plans, problem = await self._judge(message, finish)
+        except asyncio.CancelledError:  # the reply is lost, but not what it has cost
+            self._in_flight = False
+            self.feed(Spent(usage=finish.usage or UNKNOWN_CALL))
+            raise
         return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=plans, problem=problem)
 
     def _tool_choice(self) -> str:
@@ -626,19 +650,20 @@ class RunLoop:
         """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
         idle = self._idling
         take, heard = reply.take, idle.heard
+        was_silent = False
         idle.start(seconds)
         try:
-            async for event in stream:
-                take(event)
-                heard()
+            try:
+                async for event in stream:
+                    take(event)
+                    heard()
+            finally:
+                was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
         except asyncio.CancelledError:
-            if not idle.took_back():
+            if not was_silent:
                 raise
             raise silent(seconds) from None
-        else:
-            idle.took_back()  # the stream has swallowed it
         finally:
-            idle.stop()
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
@@ -681,7 +706,7 @@ class RunLoop:
             if plan.call.id in self._running:
                 continue
             self._running.add(plan.call.id)
-            if self._recorder.durable and isinstance(plan, Ready) and plan.delegate:
+            if isinstance(plan, Ready) and self._is_child(plan):
                 self._recorder.delegate(plan)
             else:
                 local.append((plan, attempt))
@@ -706,18 +731,18 @@ class RunLoop:
         if workers == 1:
             await work_off()
             return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(work_off())
-        except BaseExceptionGroup as group_of:
-            raise _first(group_of) from None
+        tasks = [start_task(work_off(), name="weft calls") for _ in range(workers)]
+        await joined(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
     async def _run_one(self, plan: Ready | Gated, attempt: int) -> None:
         call = plan.call
         tool = self.setup.tools[call.name]
         if not self._recorder.may_act():
             return
+        self._ahead.discard(call.id)
         context = self._context(call, attempt)
         if tool._delegate is not None:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
@@ -761,7 +786,15 @@ class RunLoop:
     ) -> RunLoop:
         prompt = tool._signature.parse(call.arguments)["prompt"]
         deps = await delegate.child_deps(context.deps)
-        return delegate.agent._loop(prompt, deps=deps, chain=self.setup.chain, slot=slot, allow=self.setup.allow)
+        return delegate.agent._loop(
+            prompt,
+            deps=deps,
+            chain=self.setup.chain,
+            slot=slot,
+            allow=self.setup.allow,
+            clock=self._clock,
+            ids=self._ids,
+        )
 
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
@@ -805,14 +838,6 @@ def _lanes(
             lane.append(item)
     if lane:
         yield lane
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a group of tasks failed with, as itself."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _describe(error: Exception) -> ErrorInfo:

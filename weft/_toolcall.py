@@ -12,7 +12,7 @@ from typing import Any
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
-from weft._ports import Clock, start_task
+from weft._ports import Clock, shielded, start_task
 from weft._schema import InvalidArguments
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
@@ -228,7 +228,8 @@ async def _end(task: asyncio.Task[object], clock: Clock) -> None:
     task.add_done_callback(wake)
     timer = clock.deadline(GRACE, wake)
     try:
-        await woken
+        with shielded():
+            await woken
     finally:
         timer.cancel()
         task.remove_done_callback(wake)

@@ -222,16 +222,18 @@ async def _reply(model: Model, request: ModelRequest, clock: Clock) -> AsyncGene
     try:
         while True:
             idle.start(seconds)
+            was_silent = False
             try:
-                event = await anext(stream)
+                try:
+                    event = await anext(stream)
+                finally:
+                    was_silent = idle.stop()
             except StopAsyncIteration:
                 break
             except asyncio.CancelledError:
-                if not idle.took_back():
+                if not was_silent:
                     raise
                 raise silent(seconds) from None
-            finally:
-                idle.stop()
             empty = False
             yield event
     finally:  # an iterator that cannot be closed is left alone
