@@ -757,7 +757,15 @@ class RunLoop:
     ) -> RunLoop:
         prompt = tool._signature.parse(call.arguments)["prompt"]
         deps = await delegate.child_deps(context.deps)
-        return delegate.agent._loop(prompt, deps=deps, chain=self.setup.chain, slot=slot, allow=self.setup.allow)
+        return delegate.agent._loop(
+            prompt,
+            deps=deps,
+            chain=self.setup.chain,
+            slot=slot,
+            allow=self.setup.allow,
+            clock=self._clock,
+            ids=self._ids,
+        )
 
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
