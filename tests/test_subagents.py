@@ -558,3 +558,53 @@ async def test_one_with_effects_is_uncertain_after_a_crash(where: Where) -> None
         assert (await turn.wait()).text == "done"
         assert results(session) == [("it was paid", None)]
         assert runs == ["1"]
+
+
+async def test_the_keys_of_its_tools_are_the_same_where_it_is_asked_again_after_a_crash(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path / 'weft.db'}"
+    keys: list[str] = []
+    hangs = asyncio.Event()
+
+    @tool(effect="repeatable")
+    async def pay(ctx: Context, order: str) -> str:
+        keys.append(ctx.call.idempotency_key)
+        if len(keys) == 3:
+            hangs.set()
+            await asyncio.Event().wait()
+        return "paid"
+
+    def agent() -> Agent[None, str]:
+        one, two = call("pay", order="1"), call("pay", order="2")
+        inner = Agent(Script(one, one, two, say("paid")), name="inner", tools=[pay])
+        middle = Agent(asks("inner"), name="middle", tools=[inner])
+        return Agent(asks("middle"), tools=[middle])
+
+    async with open_store(address, grace=0.0) as store:
+        session = await store.create(agent())
+        await session.send("go")
+        await hangs.wait()
+    async with open_store(address) as store:
+        session = await store.open(session.id, agent())
+        turn = await session.resume()
+        assert turn is not None
+        assert (await turn.wait()).text == "done"
+        first, again = keys[:3], keys[3:]
+        assert (first, len(set(first))) == (again, 3)
+        other = await store.create(agent())
+        assert (await other.ask("go")).text == "done"
+    assert not set(keys[6:]) & set(first)
+
+
+async def test_the_keys_of_its_tools_differ_from_call_to_call() -> None:
+    keys: list[str] = []
+
+    @tool(effect="repeatable")
+    async def pay(ctx: Context, order: str) -> str:
+        keys.append(ctx.call.idempotency_key)
+        return "paid"
+
+    child = Agent(Script(*[calls(*[call("pay", order="1")] * 2), say("paid")] * 2), name="child", tools=[pay])
+    outer = Script(calls(call("child", prompt="x"), call("child", prompt="x")), say("done"))
+    await Agent(outer, tools=[child]).run("go")
+    assert len(keys) == len(set(keys))
+    assert len(keys) >= 2

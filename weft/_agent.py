@@ -376,12 +376,13 @@ class Agent(Generic[DepsT, OutputT]):
         events: EventLog | None = None,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        key: str | None = None,
     ) -> RunLoop:
-        """A bare run, ready to be driven."""
+        """A bare run, ready to be driven; `key` is that of the call which a sub-agent's run answers."""
         self._check_deps(deps)
         ids = ids or SystemIds()
         base = repair(history) if history else []
-        recorder = BareRecorder(ids.new())
+        recorder = BareRecorder(ids.new(), key)
         setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow)
         loop = RunLoop(
             setup,
