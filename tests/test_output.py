@@ -8,10 +8,10 @@ import json
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, Literal, Optional, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypeVar
 
 import pytest
-from pydantic import BaseModel, Field, RootModel, field_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 from typing_extensions import TypedDict
 
 from tests.structured import MODES, SUBMIT, Mode, Structured, answer, broken_off
@@ -77,6 +77,20 @@ class Prices(RootModel[dict[str, int]]):
     pass
 
 
+class Aliased(BaseModel):
+    order: str = Field(alias="orderId")
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    output: int
+
+
 class Cat(BaseModel):
     kind: Literal["cat"]
     lives: int
@@ -128,6 +142,9 @@ TYPES: list[tuple[str, Any, dict[str, Any], Any]] = [
     ("list of a discriminated union", list[Pet], {"output": [{"kind": "cat", "lives": 9}]}, [Cat(kind="cat", lives=9)]),
     ("constrained number", Annotated[int, Field(ge=1, le=5)], {"output": 5}, 5),
     ("text that is not all text", Annotated[str, Field(pattern="^[A-Z]+$")], {"output": "ABC"}, "ABC"),
+    ("model with an alias", Aliased, {"orderId": "1"}, Aliased(orderId="1")),
+    ("named tuple", Point, {"output": [1, 2]}, Point(1, 2)),
+    ("model whose field is named output", Closed, {"output": 1}, Closed(output=1)),
     ("anything", Any, {"output": {"a": [1]}}, {"a": [1]}),
 ]
 KINDS = pytest.mark.parametrize(("kind", "given", "value"), [pytest.param(*row[1:], id=row[0]) for row in TYPES])
@@ -314,6 +331,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("it is no object", "[1]", "object"),
     ("it is no JSON", '{"id": ', "JSON"),
     ("it is nothing", "", "JSON"),
+    ("it is too deep", '{"id": ' + "[" * 10_000 + "]" * 10_000 + "}", "JSON"),
+    ("a key comes twice", '{"id": "1", "id": "2", "cents": 1}', "id"),
+    ("a number is none", '{"id": "1", "cents": NaN}', "JSON"),
     ("something follows", json.dumps(ORDER) + " {}", "JSON"),
 ]
 

@@ -374,12 +374,13 @@ class Agent(Generic[DepsT, OutputT]):
         events: EventLog | None = None,
         clock: Clock | None = None,
         ids: Ids | None = None,
+        key: str | None = None,
     ) -> RunLoop:
-        """A bare run, ready to be driven."""
+        """A bare run, ready to be driven; `key` is that of the call which a sub-agent's run answers."""
         self._check_deps(deps)
         ids = ids or SystemIds()
         base = repair(history) if history else []
-        recorder = BareRecorder(ids.new())
+        recorder = BareRecorder(ids.new(), key)
         setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow)
         loop = RunLoop(
             setup,
@@ -422,10 +423,14 @@ _STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
 
 def as_agent_tool(agent: Agent[Any, Any]) -> Tool[Any]:
     """A tool that asks this agent. Its effect is the strictest of the agent's own tools'."""
-    effects = {tool.effect for tool in agent.tools}
-    effect: EffectKind = next((effect for effect in reversed(_STRICTNESS) if effect in effects), "none")
     description = agent.description or f"Asks the agent {agent.name!r}; give it all that it needs to know."
-    return delegating(agent.name, description, SubAgent(agent), effect)
+    return delegating(agent.name, description, SubAgent(agent), _strictest(agent))
+
+
+def _strictest(agent: Agent[Any, Any]) -> EffectKind:
+    """Of its tools' effects; of those that delegate, what is behind them."""
+    behind = [tool.effect if tool._delegate is None else _strictest(tool._delegate.agent) for tool in agent.tools]
+    return max(behind, key=_STRICTNESS.index, default="none")
 
 
 def _structural(kind: type) -> bool:

@@ -142,6 +142,8 @@ class Finished:
     source: str
     """body, refused, decision, expiry, interrupt, cancel, timeout, verify, receipt, repair."""
     attempt: int = 0
+    usage: Usage | None = None
+    """What a sub-agent spent for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class Ended:
     error: ErrorInfo | None = None
     open: tuple[str, ...] = ()
     usage: Usage = NO_USAGE
-    """What no message carries."""
+    """What no message and no result carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +424,7 @@ class State(NamedTuple):
     progress: Progress = START
     usage: Usage = NO_USAGE
     extra: Usage = NO_USAGE
-    """The part of `usage` that no message carries."""
+    """The part of `usage` that no message and no result carries."""
     phase: Literal["new", "model", "bodies", "tools", "stopping", "ending", "ended"] = "new"
     step: Step | None = None
     text: str = ""
@@ -495,7 +497,7 @@ def _begin(state: State, given: Begin) -> Moved:
 
 
 def _spend(state: State, usage: Usage) -> State:
-    """Count what no message carries."""
+    """Count what no message and no result carries."""
     return state._replace(usage=state.usage + usage, extra=state.extra + usage)
 
 
@@ -743,13 +745,14 @@ def _call_finished(state: State, given: CallFinished) -> Moved:
         return state, ()
     place = step.places[given.result.call]
     attempt, name = step.attempts[place], step.plans[place].call.name
-    fact = Finished(result=given.result, source=given.source, attempt=attempt)
+    spent = None if given.usage == NO_USAGE else given.usage
+    fact = Finished(result=given.result, source=given.source, attempt=attempt, usage=spent)
     step = step._replace(done=step.done | bit, waiting=step.waiting & ~bit)
     told = Emit(event=ToolFinished(run=state.run, seq=state.seq, result=given.result))
     progress = state.progress.answered(name, given.result.code)
     state = state._replace(step=step, seq=state.seq + 1, progress=progress)
-    if given.usage is not NO_USAGE:
-        state = _spend(state, given.usage)
+    if spent is not None:
+        state = state._replace(usage=state.usage + spent)
     return _step_over(state, step, (fact,), (told,))
 
 

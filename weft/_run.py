@@ -168,14 +168,21 @@ class Recorder(Protocol):
 
 
 class BareRecorder:
-    """A run without a session."""
+    """A run without a session.
+
+    Args:
+        run: Its id.
+        key: Of a sub-agent's run, the key of the call that it answers. Asked again after a crash it mints other ids,
+            so there a call is known by what it asks for, and the how-manieth of its like it is.
+    """
 
     thread: str | None = None
     durable = False
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, key: str | None = None) -> None:
         self.run = run
         self.loop: RunLoop | None = None
+        self._key = key
 
     def record(self, record: Record) -> None:
         assert self.loop is not None
@@ -188,7 +195,19 @@ class BareRecorder:
         return True
 
     def idempotency_key(self, call: str) -> str:
-        return digest_of(f"{self.run}\n{call}\n")
+        if self._key is None:
+            return digest_of(f"{self.run}\n{call}\n")
+        return digest_of(f"{self._key}\n{self._what(call)}")
+
+    def _what(self, call: str) -> str:
+        assert self.loop is not None
+        before: list[tuple[str, str]] = []
+        for asked in (asked for message in self.loop.transcript.messages for asked in message.calls):
+            if asked.id == call:
+                nth = before.count((asked.name, asked.arguments))
+                return f"{asked.name}\n{nth}\n{asked.arguments}"
+            before.append((asked.name, asked.arguments))
+        return ""
 
 
 @dataclass(slots=True)
@@ -794,6 +813,7 @@ class RunLoop:
             allow=self.setup.allow,
             clock=self._clock,
             ids=self._ids,
+            key=context.call.idempotency_key,
         )
 
 

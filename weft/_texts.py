@@ -142,8 +142,8 @@ def subagent_depth(call: str, depth: int) -> ToolResult:
 
 
 def subagent_parked(call: str) -> ToolResult:
-    """For a sub-agent that asks for approval in a run without a session."""
-    return subagent_failed(call, "it waits for an approval, which needs a session (weft.thread.open_store)")
+    """For a sub-agent that asks for approval and has no session of its own."""
+    return subagent_failed(call, "it waits for an approval, for which it needs a session of its own (Pool.wrap)")
 
 
 def capped(text: str, cap: int) -> str:

@@ -213,7 +213,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
     namespace = dict(frame.f_locals)
 
     def make(body: Callable[..., Any]) -> Tool[Any]:
-        label = name or str(getattr(body, "__name__", "tool"))
+        label = str(getattr(body, "__name__", "tool")) if name is None else name
         _check_name(label)
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
         signature = inspect_function(body, label, Context, namespace)
@@ -239,7 +239,7 @@ def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name in _CHOICES:
         raise InvalidTool(
             f"tool {name!r}: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -, and none of {', '.join(sorted(_CHOICES))}; "
-            "give another with @tool(name=…)"
+            "give another with name=…"
         )
 
 

@@ -108,7 +108,15 @@ BODIES: tuple[Body, ...] = (
         source="correction",
     ),
     ToolsStarted(calls=(StartedCall(call="c-1", attempt=2, effect="once", digest="0123456789abcdef"),)),
-    CallResult(call="c-1", content="9007199254740993", is_error=True, code="DENIED", source="decision", attempt=2),
+    CallResult(
+        call="c-1",
+        content="9007199254740993",
+        is_error=True,
+        code="DENIED",
+        source="decision",
+        attempt=2,
+        usage=USAGE,
+    ),
     TurnEnded(
         turn="e-1",
         outcome="failed",

@@ -196,7 +196,7 @@ def _check_arguments(arguments: str, place: int, *, refused: bool) -> None:
     """Arguments are an object; the model's own malformed text is the adapter's to mend, so it must be refused."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) and not refused:
         raise WireError(f"message {place}: arguments that are no object were accepted: {arguments!r}")

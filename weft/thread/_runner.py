@@ -149,7 +149,7 @@ class TurnRunner:
     def _finished(self, fact: Finished) -> list[Body]:
         """The result, and the settlement that it comes from; again, where the append before was refused."""
         settled = self._settlements.get(fact.result.call)
-        result = as_body(fact.result, fact.source, fact.attempt)
+        result = as_body(fact.result, fact.source, fact.attempt, fact.usage)
         if settled is None or self.live.view.receipts[settled.receipt or ""].settled is not None:
             return [result]
         return [settled, result]

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from weft import _texts
 from weft._limits import RETRIES, Limits
 from weft.errors import Busy, Conflict
-from weft.messages import ErrorInfo, Message, ToolResult
+from weft.messages import ErrorInfo, Message, ToolResult, Usage
 from weft.thread._view import CallView, RunView, View
 from weft.thread.entries import (
     Body,
@@ -176,7 +176,7 @@ def _apply(
             results.append(as_body(_texts.denied(name, decision.reason), "decision"))
 
 
-def as_body(result: ToolResult, source: str, attempt: int = 0) -> CallResult:
+def as_body(result: ToolResult, source: str, attempt: int = 0, usage: Usage | None = None) -> CallResult:
     """A result as its entry."""
     return CallResult(
         call=result.call,
@@ -185,6 +185,7 @@ def as_body(result: ToolResult, source: str, attempt: int = 0) -> CallResult:
         code=result.code,
         source=source,
         attempt=attempt,
+        usage=usage,
     )
 
 

@@ -344,6 +344,10 @@ def _said(view: View, entry: Entry, body: Said) -> None:
 
 def _call_result(view: View, body: CallResult) -> None:
     result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
+    if body.usage is not None:
+        view.turns += body.usage
+        if view.run is not None:
+            view.run.usage += body.usage
     if view.transcript.answer(result) and view.run is not None:
         run, call = view.run, view.run.calls.get(body.call)
         if call is not None:

@@ -132,6 +132,8 @@ class CallResult:
     source: str
     """body, refused, decision, expiry, interrupt, cancel, timeout, verify, receipt, repair."""
     attempt: int = 0
+    usage: Usage | None = None
+    """What a sub-agent without a session spent for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class TurnEnded:
     open: tuple[str, ...] = ()
     """The calls that wait, where it parked."""
     usage: Usage = NO_USAGE
-    """What no message carries."""
+    """What no message and no result carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
