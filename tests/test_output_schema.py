@@ -53,6 +53,12 @@ class Open(BaseModel):
     a: int
 
 
+class OneOfTwo(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["a"]}, {"required": ["b"]}]})
+    a: int = 0
+    b: int = 0
+
+
 class Lines(RootModel[list[Line]]):
     """Lines of an order."""
 
@@ -117,6 +123,7 @@ OTHERS = [
     pytest.param(Closed | Address, {"city": "Bern"}, {"city": "Bern"}, {}, id="union of objects"),
     pytest.param(Closed | None, None, None, {}, id="optional"),
     pytest.param(Annotated[Cat | Dog, Field(discriminator="kind")], {"kind": "cat"}, Cat(kind="cat"), {}, id="tagged"),
+    pytest.param(OneOfTwo, {"a": 1}, OneOfTwo(a=1), {"a": "x"}, id="model with a union of its own"),
     pytest.param(Literal["yes", "no"], "yes", "yes", "maybe", id="Literal"),
     pytest.param(Color, "red", Color.RED, "green", id="Enum"),
     pytest.param(Lines, [{"sku": "s", "count": 1}], Lines([Line(sku="s", count=1)]), [{}], id="root model of a list"),

@@ -26,6 +26,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     HttpUrl,
+    InstanceOf,
     Json,
     PlainSerializer,
     PlainValidator,
@@ -348,6 +349,25 @@ def test_code_that_checks_counts_for_a_result_as_well(hint: object) -> None:
 def test_code_that_only_shows_counts_for_a_result_alone(hint: object) -> None:
     assert flags(with_parameter(hint)) == (False, False)
     assert flags(with_result(hint)) == (False, True)
+
+
+class Meta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+class Judged(metaclass=Meta):
+    pass
+
+
+class Plainly:
+    pass
+
+
+@pytest.mark.parametrize(("kind", "counts"), [(Judged, True), (Plainly, False)])
+def test_a_class_that_judges_its_instances_counts(kind: type, counts: bool) -> None:
+    made = with_result(InstanceOf[kind])  # type: ignore[valid-type]  # made at run time
+    assert flags(made) == (False, counts)
 
 
 @pytest.mark.parametrize("default", [[1], {}, {"a": [1]}, set()])

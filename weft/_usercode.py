@@ -72,7 +72,7 @@ def _nodes(schema: object, skipped: frozenset[str] | tuple[()]) -> Iterator[Mapp
         node = left.pop()
         if isinstance(node, list | tuple):
             left += node
-        elif isinstance(node, Mapping) and id(node) not in seen:
+        elif isinstance(node, dict) and id(node) not in seen:
             seen.add(id(node))
             if isinstance(node.get("type"), str):
                 yield node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from datetime import date
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 from hypothesis import given
@@ -240,7 +240,10 @@ SCALARS = st.sampled_from(
 def models(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Any:
     parts = draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.tuples(inner, st.booleans()), max_size=3))
     closed = draw(st.booleans())
-    fields = {name: (hint | None, None) if optional else (hint, ...) for name, (hint, optional) in parts.items()}
+    fields = {
+        name: (Union[hint, None], None) if optional else (hint, ...)  # noqa: UP007  # the hint may be None
+        for name, (hint, optional) in parts.items()
+    }
     return create_model("Made", __config__=ConfigDict(extra="forbid" if closed else "ignore"), **fields)
 
 
@@ -248,7 +251,7 @@ def larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         inner.map(lambda hint: list[hint]),
         inner.map(lambda hint: Optional[hint]),  # noqa: UP045  # the hint may be None
-        st.tuples(inner, inner).map(lambda pair: Optional[pair[0]] | pair[1]),  # noqa: UP045  # same
+        st.tuples(inner, inner).map(lambda pair: Union[pair[0], pair[1]]),  # noqa: UP007  # same
         st.tuples(inner, inner).map(lambda pair: tuple[pair[0], pair[1]]),
         inner.map(lambda hint: dict[str, hint]),
         inner.map(lambda hint: Annotated[hint, Field(description="It.")]),

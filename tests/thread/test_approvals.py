@@ -483,7 +483,7 @@ async def test_limits_are_of_the_run_across_its_parks(where: Where) -> None:
         assert pay.runs == [1, 2]
 
 
-@pytest.mark.parametrize("text", ['{"item":   1}', '{"note": "\\u00fc", "item": 1e0}'])
+@pytest.mark.parametrize("text", ['{"item":   1}', '{"note": "\\u00fc", "item": 1e0}', '{"\\u0069tem": 1}'])
 async def test_what_runs_are_the_stored_arguments(where: Where, text: str) -> None:
     got: list[tuple[int, str]] = []
 
@@ -503,6 +503,16 @@ async def test_what_runs_are_the_stored_arguments(where: Where, text: str) -> No
         await (await again.decide(approve(again.pending[0]))).wait()
     wanted = json.loads(text)
     assert got == [(int(wanted["item"]), wanted.get("note", ""))]
+
+
+async def test_arguments_with_a_key_twice_are_never_shown_to_a_person(where: Where) -> None:
+    pay = Work()
+    text = '{"item": 1, "item": 2}'  # who reads the first would approve another than what runs
+    async with open_store(where) as store:
+        session = await store.create(Agent(Script(call("pay", text), say("done")), tools=[pay.tool]))
+        await (await session.send("go")).wait()
+        assert session.pending == ()
+    assert pay.runs == []
 
 
 async def test_the_same_arguments_have_the_same_digest_and_others_another(where: Where) -> None:
