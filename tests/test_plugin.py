@@ -109,7 +109,7 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "weft_pytest", *args)
+    return pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "weft_pytest", *args, timeout=60)
 
 
 # The fixtures.
