@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -1027,6 +1027,18 @@ def test_an_answer_stands_where_a_limit_forbids_the_step_that_a_steer_needs(limi
     assert joined(effects) == []
 
 
+# A reply that could not be judged.
+
+
+def test_a_reply_that_broken_code_was_to_judge_is_kept_and_fails_the_run() -> None:
+    given = replace(reply(refused("a"), refused("b"), text="x"), error=BROKEN)
+    effects = Machine(Begin()).feed(given)
+    assert facts(effects)[0] == said(given)
+    assert results(effects) == {"a": "NO_SUCH_TOOL", "b": "NO_SUCH_TOOL"}
+    assert problem_of(effects) == BROKEN
+    assert kinds(effects) == ["StepFinished", "ToolFinished", "ToolFinished", "Record"]
+
+
 # A reply that was broken off.
 
 BROKEN_OFF_CALLS: dict[str, tuple[Plan, ...]] = {
@@ -1423,8 +1435,9 @@ def test_what_no_message_carries_is_in_the_end_once(name: str) -> None:
     end = written.pop()
     assert isinstance(end, Ended)
     assert end.outcome == outcome
-    assert end.usage == Usage(input_tokens=100, output_tokens=57, unknown=unknown)
+    assert end.usage == Usage(output_tokens=7, unknown=unknown)
     carried = [LOST if fact.usage is None else fact.usage for fact in written if isinstance(fact, Said)]
+    carried += [fact.usage for fact in written if isinstance(fact, Finished) and fact.usage is not None]
     assert sum(carried, end.usage) == run.state.usage
     told = run.durable()
     assert told[-1] == End(ended=end)
@@ -1436,7 +1449,8 @@ def test_what_no_message_carries_is_in_the_end_once(name: str) -> None:
 def test_a_run_that_goes_on_says_what_it_has_spent_since() -> None:
     run = Machine()
     run.state = State(run="r", limits=Limits(), usage=SPENT + CHILD)
-    run.feed(Begin(open=(OpenCall(plan=ready("a"), started=1, fresh=True),)), finished("a", GRANDCHILD), Recorded())
+    run.feed(Begin(open=(OpenCall(plan=ready("a"), started=1, fresh=True),)), Spent(usage=GRANDCHILD), finished("a"))
+    run.feed(Recorded())
     assert ended(run.feed(reply(text="x"))).usage == GRANDCHILD
     assert run.state.usage == Usage(input_tokens=120, output_tokens=67)
 
@@ -1685,6 +1699,7 @@ class World:
                     self.usage += LOST if fact.usage is None else fact.usage
                 case Finished():
                     self.answers[fact.result.call] += 1
+                    self.usage += fact.usage or NO_USAGE
                 case Started():
                     assert record.gate == "bodies"
                 case Asked():

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypeVar
@@ -19,6 +20,8 @@ from weft import Agent, LimitReached, Limits, NoOutput, RunFailed, Settings, Usa
 from weft.errors import InvalidTool, WrongCall
 from weft.events import RunFinished, StepFinished, ToolFinished, ToolStarted
 from weft.testing import Script, call, calls, cut, override, refuse, say
+from weft.testing.script import SPENT
+from weft.thread import open_store
 
 T = TypeVar("T")
 
@@ -475,6 +478,43 @@ async def test_a_validator_that_breaks_fails_the_run_without_internals(mode: Mod
     assert "secret" not in str(error)
     assert "OSError" in str(error)
     assert isinstance(error.__cause__, OSError)
+    assert error.result is not None
+    assert (error.result.usage, len(error.result.messages)) == (SPENT, 2 if mode == "schema" else 3)
+
+
+async def test_an_answer_is_read_once(mode: Mode) -> None:
+    read: list[int] = []
+
+    class Once(BaseModel):
+        n: int
+
+        @field_validator("n")
+        @classmethod
+        def once(cls, n: int) -> int:
+            assert not read
+            read.append(n)
+            return n
+
+    assert (await Agent(Structured(mode, answer(mode, {"n": 1})), output=Once).run("go")).output.n == 1
+    read.clear()
+    async with open_store("memory:") as store:
+        session = await store.create(Agent(Structured(mode, answer(mode, {"n": 2})), output=Once))
+        turn = await session.send("go")
+        assert (await turn.wait()).output.n == 2
+        assert (await turn.wait()).output.n == 2
+    assert read == [2]
+
+
+def test_what_would_be_read_only_when_it_is_asked_for_is_no_output_type() -> None:
+    with pytest.raises(WrongCall, match="use a list"):
+        Agent(Script(), output=Iterable[int])
+
+
+async def test_a_tool_choice_that_no_tool_fits_is_refused_before_the_model_is_asked() -> None:
+    script = Script(say("hi"))
+    with pytest.raises(WrongCall, match="no tool 'lok'"):
+        await Agent(script, tools=[look], settings=Settings(tool_choice="lok")).run("go")
+    assert script.requests == []
 
 
 async def test_validators_do_not_run_on_the_loop_s_thread(mode: Mode) -> None:

@@ -175,9 +175,7 @@ async def test_replace_keeps_and_changes_the_conditions() -> None:
 # What comes first.
 
 
-@pytest.mark.parametrize(
-    "limits", [Limits(steps=1), Limits(tokens=1), Limits(repeats=1), Limits(tool_calls=1)], ids=repr
-)
+@pytest.mark.parametrize("limits", [Limits(steps=1), Limits(tokens=1), Limits(tool_calls=1)], ids=repr)
 async def test_a_condition_wins_over_a_limit(limits: Limits) -> None:
     model = Script(calls(*looks(1, 1)))
     result = await Agent(model, tools=[look], limits=limits, stop_when=Asked(at=1)).run("go")

@@ -334,6 +334,11 @@ class Agent(Generic[DepsT, OutputT]):
             wanted = self.deps.__name__
             raise WrongCall(f"agent {self.name!r} needs deps={wanted}(…); it got {type(deps).__name__}")
 
+    def _check_choice(self, settings: Settings) -> None:
+        choice = settings.tool_choice
+        if choice not in (None, "auto", "none", "required") and choice not in self._tools:
+            raise WrongCall(f"agent {self.name!r} has no tool {choice!r} that Settings(tool_choice=…) could mean")
+
     def _setup(
         self,
         *,
@@ -344,6 +349,7 @@ class Agent(Generic[DepsT, OutputT]):
         allow: frozenset[str] | None = None,
     ) -> Setup:
         chosen = self._resolved(model)
+        self._check_choice(settings or self.settings)
         submits = self._output is not None and chosen.info().output == "tool"
         return Setup(
             model=chosen,
@@ -462,7 +468,7 @@ def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> N
 async def _finish(loop: RunLoop) -> Result[Any]:
     ended = await loop.drive(Begin())
     result = raise_for(ended, loop.result(pending=loop.asked), loop.cause)
-    return await with_output(result, loop.setup.output)
+    return await with_output(result, loop.setup.output, loop.kept)
 
 
 class RunStream(Generic[OutputT]):

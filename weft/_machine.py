@@ -216,6 +216,8 @@ class Replied:
     plans: tuple[Plan, ...]
     problem: str | None = None
     """Why the reply, which has no calls, is no answer: what the model is told."""
+    error: ErrorInfo | None = None
+    """The code that was to judge the reply is broken; its plans refuse each call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -615,7 +617,13 @@ def _replied(state: State, given: Replied) -> Moved:
     )
     said = Said(message=given.message, usage=usage, finish=reason, model=given.model)
     told = Emit(event=StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage))
-    if reason in _texts.BROKEN_OFF:
+    if given.error is not None:
+        results = tuple([plan.result for plan in given.plans if isinstance(plan, _WITHOUT_BODY)])
+        state, answers = _tell(state, results)
+        facts = tuple([Finished(result=result, source="refused") for result in results])
+        state, effects = _fail(state, (said, *facts), given.error)
+        effects = (*answers, *effects)
+    elif reason in _texts.BROKEN_OFF:
         state, effects = _broken_off(state, said, given.plans)
     elif given.plans:
         state, effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))

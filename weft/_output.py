@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,26 +48,27 @@ class Output:
             return await contain("tool call", in_thread(parse))
         return contain_call("tool call", parse)
 
-    async def judge(self, call: ToolCall) -> Plan:
-        """What becomes of a call of the submission tool.
+    async def judge(self, call: ToolCall, keep: Callable[[object], None]) -> Plan:
+        """What becomes of a call of the submission tool; `keep` gets its value, if it is one.
 
         Raises:
             Broken: The output type's own code failed.
         """
-        problem = await self.problem(call.arguments)
+        problem = await self.problem(call.arguments, keep)
         if problem is None:
             return Submitted(call=call, result=_texts.output_taken(call.id))
         text = _texts.capped(problem, _texts.RESULT_CAP)
         return Refused(call=call, result=_texts.error(call, _texts.INVALID_INPUT, text))
 
-    async def problem(self, text: str) -> str | None:
-        """Why this text is no output; None where it is one.
+    async def problem(self, text: str, keep: Callable[[object], None]) -> str | None:
+        """Why this text is no output; None where it is one, and `keep` has got its value.
 
         Raises:
             Broken: The output type's own code failed.
         """
         value = await self.read(text)
         if not isinstance(value, Contained):
+            keep(value)
             return None
         if isinstance(value.cause, InvalidArguments):
             return clean_text(str(value.cause))

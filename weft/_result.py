@@ -78,15 +78,15 @@ class Result(Generic[OutputT_co]):
         return self.stop == "parked"
 
 
-async def with_output(result: Result[Any], output: Output | None) -> Result[Any]:
-    """The same result with its output, where the run was answered.
+async def with_output(result: Result[Any], output: Output | None, kept: object = MISSING) -> Result[Any]:
+    """The same result with its output, where the run was answered; `kept` is its value where it was read here.
 
     Raises:
         Changed: What is stored does not fit the output type that the agent has now.
     """
     if output is None or result.stop != "answered":
         return result
-    value = await output.read(output_text(result._history))
+    value = await output.read(output_text(result._history)) if kept is MISSING else kept
     if isinstance(value, Contained):
         raise Changed("the stored answer does not fit the agent's output type; open it with the type as it was")
     return replace(result, _output=value)

@@ -251,6 +251,8 @@ class RunLoop:
         self.over = False
         self.asked: tuple[Pending, ...] = ()
         """What the run waits for, where it is parked."""
+        self.kept: object = MISSING
+        """The last value that was read as the run's output."""
         self._base = base
         self._base_length = base_length
         self._replies = replies
@@ -606,7 +608,7 @@ class RunLoop:
             self._asking = False
         self._in_flight = False
         if isinstance(reply, Contained):
-            self.cause = reply.cause.cause if isinstance(reply.cause, Broken) else reply.cause
+            self.cause = reply.cause
             self.feed(ModelFailed(error=_describe(reply.cause)))
         else:
             self.feed(reply)
@@ -644,13 +646,18 @@ class RunLoop:
         await self._listen(setup.model.stream(request), reply, setup.settings.idle if watched else None)
         message, finish = reply.whole(info)
         by = finish.by or info
+        model = f"{by.provider}:{by.model}"
         try:
             plans, problem = await self._judge(message, finish)
         except asyncio.CancelledError:  # the reply is lost, but not what it has cost
             self._in_flight = False
             self.feed(Spent(usage=finish.usage or UNKNOWN_CALL))
             raise
-        return Replied(message=message, finish=finish, model=f"{by.provider}:{by.model}", plans=plans, problem=problem)
+        except Broken as broken:
+            self.cause = broken.cause
+            plans = tuple(Refused(call=call, result=_texts.unexpected(call.id)) for call in message.calls)
+            return Replied(message=message, finish=finish, model=model, plans=plans, error=broken.error)
+        return Replied(message=message, finish=finish, model=model, plans=plans, problem=problem)
 
     def _tool_choice(self) -> str:
         """How this model call may call tools.
@@ -695,19 +702,22 @@ class RunLoop:
         if output is not None and not calls:
             if submission is not None:
                 return (), _texts.not_submitted(submission)
-            problem = await output.problem(message.text)
+            problem = await output.problem(message.text, self._keep)
             return (), None if problem is None else _texts.not_the_output(_texts.capped(problem, _texts.RESULT_CAP))
         plans: list[Plan] = []
         for call in calls:
             if output is not None and call.name == submission:
                 taken = any(isinstance(plan, Submitted) for plan in plans)
                 refused = Refused(call=call, result=_texts.not_taken(call.id))
-                plans.append(refused if taken else await output.judge(call))
+                plans.append(refused if taken else await output.judge(call, self._keep))
             else:
                 plans.append(
                     self._guard_delegation(await judge(call, self.setup.tools, self.setup.allow, parsed=self._parsed))
                 )
         return tuple(plans), None
+
+    def _keep(self, value: object) -> None:
+        self.kept = value
 
     def _guard_delegation(self, plan: Plan) -> Plan:
         delegate = self.setup.tools[plan.call.name]._delegate if isinstance(plan, Ready) else None
@@ -861,8 +871,6 @@ def _lanes(
 
 
 def _describe(error: Exception) -> ErrorInfo:
-    if isinstance(error, Broken):
-        return error.error
     if isinstance(error, ModelError):
         return ErrorInfo(kind="model", code=error.code, message=clean_text(str(error)))
     return ErrorInfo(kind="model", code="MODEL", message=f"the model call failed ({type(error).__name__})")

@@ -254,6 +254,8 @@ def inspect_output(kind: Any, name: str) -> OutputShape:
     """
     try:
         adapter = _adapter(kind, {})
+        if adapter.core_schema["type"] == "generator":
+            raise TypeError("its items would be read only when they are asked for; use a list")
         schema = _hoisted(_schema(adapter))
         wrapped = not _is_object(schema)
         if wrapped:

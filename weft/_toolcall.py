@@ -156,7 +156,7 @@ async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     if isinstance(value, Contained):
         return _failure(tool, call, value.cause)
     render = partial(tool._signature.render, value)
-    if tool._signature.render_runs_code:
+    if not tool._signature.renders_inline(value):
         text = await contain("tool call", in_thread(render))
         if _not_run(text):  # the body has run, so its result is not given up
             text = contain_call("tool call", render)

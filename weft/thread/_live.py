@@ -18,6 +18,7 @@ from weft._contain import Contained, contain_call
 from weft._log import EventLog
 from weft._output import Output
 from weft._ports import Clock, Ids
+from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
 from weft.thread._turns import LeaseKind, Plan
@@ -53,7 +54,7 @@ Failure: TypeAlias = BaseException
 class TurnLog:
     """What this process saw of a turn: its events, and the exception behind its end."""
 
-    __slots__ = ("cause", "events", "lost", "turn")
+    __slots__ = ("cause", "events", "kept", "lost", "turn")
 
     def __init__(self, turn: str) -> None:
         self.turn = turn
@@ -61,6 +62,8 @@ class TurnLog:
         self.cause: BaseException | None = None
         self.lost: BaseException | None = None
         """Why the turn was given up here without an end."""
+        self.kept: object = MISSING
+        """Its output, where it was read here."""
 
 
 class Runner(Protocol):

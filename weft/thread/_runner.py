@@ -286,6 +286,7 @@ class TurnRunner:
         try:
             ended = await contain("turn", loop.drive(begin))
             self.log.cause = loop.cause
+            self.log.kept = loop.kept
             if isinstance(ended, Contained):
                 self.log.cause = ended.cause
                 await self._fail(ended.cause)

@@ -111,7 +111,7 @@ class Turn(Generic[OutputT]):
         )
         ended = Ended(outcome=_outcome(end), stop=end.stop, error=end.error)
         raise_for(ended, result, None if log is None else log.cause)
-        return await with_output(result, self._live.output)
+        return await with_output(result, self._live.output, MISSING if log is None else log.kept)
 
     async def next(self) -> Turn[OutputT]:
         """The turn that goes on with the same run after a park, wherever it runs; waits for it to begin.
