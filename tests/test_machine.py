@@ -1460,6 +1460,33 @@ def test_what_a_sub_agent_spent_counts_for_the_token_limit() -> None:
     assert problem_of(run.feed(finished("a"))).details == {"limit": "tokens"}
 
 
+# A run that nobody follows.
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (
+            reply(ready("a"), refused("b")),
+            Recorded(),
+            steer("one"),
+            finished("a"),
+            Recorded(),
+            reply(text="x"),
+            Recorded(),
+        ),
+        (reply(gated("a")), Recorded()),
+    ],
+    ids=["answers", "parks"],
+)
+def test_a_run_that_nobody_follows_does_the_same_and_tells_nothing(inputs: tuple[Input, ...]) -> None:
+    watched, quiet = Machine(), Machine(rules=Rules(watched=False))
+    for one in (Begin(), *inputs):
+        effects = watched.feed(one)
+        assert quiet.feed(one) == tuple(effect for effect in effects if not isinstance(effect, Emit))
+    assert watched.state.phase == quiet.state.phase == "ended"
+
+
 # Every input in every phase.
 
 TWO = reply(ready("a"), ready("b", delegate=True), gated("c"))
@@ -1866,10 +1893,13 @@ def _check_the_end(world: World, end: Ended) -> None:
     assert set(world.answers) <= set(world.asked_for)
     seqs = [event.seq for event in world.told if isinstance(event, ToolStarted | ToolFinished)]
     assert seqs == list(range(len(seqs)))
-    assert any(isinstance(event, RunFinished) for event in world.told) is (end.outcome in ("answered", "stopped"))
+    if world.state.rules.watched:
+        assert any(isinstance(event, RunFinished) for event in world.told) is (end.outcome in ("answered", "stopped"))
+        assert sum(isinstance(event, Steered) for event in world.told) == len(world.delivered)
+    else:
+        assert not world.told
     assert world.usage == world.state.usage
     assert world.delivered == world.steers[: len(world.delivered)], "in the order in which they came"
-    assert sum(isinstance(event, Steered) for event in world.told) == len(world.delivered)
     if end.outcome == "answered" and world.delivered != world.steers:
         state = world.state
         submission = state.rules.submission

@@ -87,6 +87,7 @@ class Agent(Generic[DepsT, OutputT]):
         "_definitions",
         "_model",
         "_output",
+        "_quiet_rules",
         "_rules",
         "_submitting",
         "_tools",
@@ -217,6 +218,7 @@ class Agent(Generic[DepsT, OutputT]):
                 raise InvalidTool(f"agent {name!r} has an output type, so no tool of it may be named {SUBMIT!r}")
             self._submitting = (*self._definitions, self._output.definition)
         self._rules = Rules(stops=bool(self.stop_when), structured=self._output is not None)
+        self._quiet_rules = self._rules._replace(watched=False)
         self._model: Model | None = None
         check_allowed(self._tools.values(), self.allow)
 
@@ -347,9 +349,11 @@ class Agent(Generic[DepsT, OutputT]):
         settings: Settings | None = None,
         chain: tuple[object, ...] = (),
         allow: frozenset[str] | None = None,
+        watched: bool = True,
     ) -> Setup:
         chosen = self._resolved(model)
         self._check_choice(settings or self.settings)
+        rules = self._rules if watched else self._quiet_rules
         submits = self._output is not None and chosen.info().output == "tool"
         return Setup(
             model=chosen,
@@ -362,7 +366,7 @@ class Agent(Generic[DepsT, OutputT]):
             deps=deps,
             output=self._output,
             stop_when=self.stop_when,
-            rules=self._rules._replace(submission=SUBMIT) if submits else self._rules,
+            rules=rules._replace(submission=SUBMIT) if submits else rules,
             chain=(*chain, self),
         )
 
@@ -387,7 +391,8 @@ class Agent(Generic[DepsT, OutputT]):
         ids = ids or SystemIds()
         base = repair(history) if history else []
         recorder = BareRecorder(ids.new(), key)
-        setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow)
+        watched = events is not None
+        setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow, watched=watched)
         loop = RunLoop(
             setup,
             State(run=recorder.run, limits=self.limits, rules=setup.rules),

@@ -415,6 +415,8 @@ class Rules(NamedTuple):
     """Its answer is structured output: one that was refused, filtered or cut is a failure."""
     submission: str | None = None
     """The tool whose call brings the output; None where the answer's text does."""
+    watched: bool = True
+    """Somebody may follow it; else no events are made."""
 
 
 class State(NamedTuple):
@@ -486,7 +488,7 @@ def _record(state: State, facts: tuple[Fact, ...], gate: Gate) -> tuple[State, R
 def _begin(state: State, given: Begin) -> Moved:
     if state.phase != "new":
         return state, ()
-    started = Emit(event=RunStarted(run=state.run))
+    started = (Emit(event=RunStarted(run=state.run)),) if state.rules.watched else ()
     if given.open:
         state, effects = _open_step(state, (), given.open, submitted=given.submitted)
     elif given.submitted is not None:
@@ -495,7 +497,7 @@ def _begin(state: State, given: Begin) -> Moved:
         state, effects = _leave_step(state, ())
     else:
         state, effects = _next_step(state, ())
-    return state, (started, *effects)
+    return state, (*started, *effects)
 
 
 def _spend(state: State, usage: Usage) -> State:
@@ -520,16 +522,15 @@ def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None
     if correction is not None:
         facts += (Joined(message=correction, source="correction"),)
         state = state._replace(progress=progress)
-    told: tuple[Effect, ...] = (Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), CallModel())
+    told: tuple[Effect, ...] = (CallModel(),)
+    if state.rules.watched:
+        steered = (Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers)
+        told = (*steered, Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), *told)
     if state.steers:
-        told = (*(Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers), *told)
         facts += tuple(Joined(message=steer.message, source="steer", item=steer.item) for steer in state.steers)
         state = state._replace(steers=())
-    state = state._replace(phase="model", step=None)
-    if not facts:
-        return state, told
-    state, record = _record(state, facts, "reply")
-    return state, (record, *told)
+    state = state._replace(phase="model", step=None, unrecorded=state.unrecorded + bool(facts))
+    return state, ((Record(facts=facts, gate="reply"), *told) if facts else told)
 
 
 def _steered(state: State, given: Steer) -> Moved:
@@ -551,8 +552,8 @@ def _out_of_time(state: State) -> Moved:
 
 
 def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
-    state, record = _record(state, (*facts, ended), "end")
-    return state._replace(phase="ending", end=ended, held=None), (record,)
+    state = state._replace(phase="ending", end=ended, held=None, unrecorded=state.unrecorded + 1)
+    return state, (Record(facts=(*facts, ended), gate="end"),)
 
 
 def _fail(state: State, facts: tuple[Fact, ...], error: ErrorInfo) -> Moved:
@@ -592,7 +593,9 @@ def _recorded(state: State) -> Moved:
 
 def _end(state: State, ended: Ended) -> Moved:
     effects: list[Effect] = []
-    if ended.outcome in ("answered", "stopped"):
+    if not state.rules.watched:
+        pass
+    elif ended.outcome in ("answered", "stopped"):
         finished = RunFinished(run=state.run, stop=ended.outcome, text=state.text, usage=state.usage)
         effects.append(Emit(event=finished))
     elif ended.outcome == "parked" and state.step is not None:
@@ -616,7 +619,10 @@ def _replied(state: State, given: Replied) -> Moved:
         text=given.message.text,
     )
     said = Said(message=given.message, usage=usage, finish=reason, model=given.model)
-    told = Emit(event=StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage))
+    told: tuple[Effect, ...] = ()
+    if state.rules.watched:
+        step = StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage)
+        told = (Emit(event=step),)
     if given.error is not None:
         results = tuple([plan.result for plan in given.plans if isinstance(plan, _WITHOUT_BODY)])
         state, answers = _tell(state, results)
@@ -631,7 +637,7 @@ def _replied(state: State, given: Replied) -> Moved:
         state, effects = _next_step(state, (said,), Message.user(given.problem))
     else:
         state, effects = _answer(state, (said,), reason)
-    return state, (told, *effects)
+    return state, (*told, *effects)
 
 
 def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
@@ -688,15 +694,15 @@ def _open_step(
     if starts:
         facts += (Started(starts=tuple(starts)),)
     state, told = _tell(state, tuple(refused))
-    state = state._replace(phase="bodies", step=step, progress=progress)
-    runs = step.all & ~done & ~waiting
+    runs = bool(step.all & ~done & ~waiting)
+    unrecorded = state.unrecorded + (runs and bool(facts))
+    state = state._replace(phase="bodies", step=step, progress=progress, unrecorded=unrecorded)
     if not runs:
         return _step_over(state, step, facts, told)
-    if not facts:
-        state, effects = _run_bodies(state, step)
-        return state, (*told, *effects)
-    state, record = _record(state, facts, "bodies")
-    return state, (*told, record)
+    if facts:
+        return state, (*told, Record(facts=facts, gate="bodies"))
+    state, effects = _run_bodies(state, step)
+    return state, (*told, *effects)
 
 
 def _decide(call: OpenCall) -> ToolResult | Asked | Start | None:
@@ -729,15 +735,16 @@ def _run_bodies(state: State, step: Step) -> Moved:
         if runs >> place & 1 and not isinstance(plan, _WITHOUT_BODY):
             plans.append(plan)
             attempts.append(step.attempts[place])
-            effects.append(Emit(event=ToolStarted(run=state.run, seq=seq, call=plan.call)))
-            seq += 1
+            if state.rules.watched:
+                effects.append(Emit(event=ToolStarted(run=state.run, seq=seq, call=plan.call)))
+                seq += 1
     step = step._replace(started=step.started | runs)
     effects.append(RunTools(plans=tuple(plans), attempts=tuple(attempts)))
     return state._replace(phase="tools", step=step, seq=seq), tuple(effects)
 
 
 def _tell(state: State, results: tuple[ToolResult, ...]) -> tuple[State, tuple[Emit, ...]]:
-    if not results:
+    if not results or not state.rules.watched:
         return state, ()
     told = tuple(
         Emit(event=ToolFinished(run=state.run, seq=state.seq + place, result=result))
@@ -753,15 +760,14 @@ def _call_finished(state: State, given: CallFinished) -> Moved:
         return state, ()
     place = step.places[given.result.call]
     attempt, name = step.attempts[place], step.plans[place].call.name
-    spent = None if given.usage == NO_USAGE else given.usage
+    spent = None if given.usage is NO_USAGE or given.usage == NO_USAGE else given.usage
     fact = Finished(result=given.result, source=given.source, attempt=attempt, usage=spent)
     step = step._replace(done=step.done | bit, waiting=step.waiting & ~bit)
-    told = Emit(event=ToolFinished(run=state.run, seq=state.seq, result=given.result))
-    progress = state.progress.answered(name, given.result.code)
-    state = state._replace(step=step, seq=state.seq + 1, progress=progress)
+    state, told = _tell(state, (given.result,))
+    state = state._replace(step=step, progress=state.progress.answered(name, given.result.code))
     if spent is not None:
         state = state._replace(usage=state.usage + spent)
-    return _step_over(state, step, (fact,), (told,))
+    return _step_over(state, step, (fact,), told)
 
 
 def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Effect, ...]) -> Moved:

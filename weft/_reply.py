@@ -14,7 +14,7 @@ from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ReasoningChunk
 class Reply:
     """Assembles a reply from its events, and checks the seam's contract."""
 
-    __slots__ = ("_events", "_finish", "_ids", "_parts", "_run", "_text", "_thought")
+    __slots__ = ("_events", "_finish", "_ids", "_parts", "_run", "_text", "_thinks", "_thought")
 
     def __init__(self, run: str, ids: Ids, events: EventLog | None) -> None:
         self._run = run
@@ -23,6 +23,7 @@ class Reply:
         self._parts: list[Part] = []
         self._text: list[str] = []
         self._thought: list[str] = []
+        self._thinks = False
         self._finish: Finish | None = None
 
     def take(self, event: ModelEvent) -> None:
@@ -86,6 +87,7 @@ class Reply:
         if self._thought or block is not None:
             text = "".join(self._thought)
             self._parts.append(Reasoning(text=text, block=block))
+            self._thinks = True
             self._thought = []
 
     def whole(self, info: ModelInfo) -> tuple[Message, Finish]:
@@ -98,9 +100,11 @@ class Reply:
             raise ModelError("the model's stream was cut before its end", code="MODEL_CUT")
         self._close_text()
         self._close_thought(None)
-        by = self._finish.by or info
-        parts = (
-            replace(part, provider=by.provider, model=by.model) if isinstance(part, Reasoning) else part
-            for part in self._parts
-        )
+        parts = self._parts
+        if self._thinks:
+            by = self._finish.by or info
+            parts = [
+                replace(part, provider=by.provider, model=by.model) if isinstance(part, Reasoning) else part
+                for part in parts
+            ]
         return Message(role="assistant", parts=tuple(parts)), self._finish

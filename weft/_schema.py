@@ -44,6 +44,7 @@ class Signature:
     result: TypeAdapter[Any] | None
     """None where the result is undeclared, or `Any`."""
     takes_context: bool
+    is_async: bool
     summary: str
     parse_runs_code: bool
     """Reading arguments runs code of the application's: validators, `__post_init__`, factories and the like."""
@@ -202,6 +203,11 @@ def _explain(error: ValidationError, what: str) -> str:
     return "\n".join(lines)
 
 
+def is_async(function: object) -> bool:
+    """Whether calling it gives a coroutine: a coroutine function, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def inspect_function(function: Callable[..., Any], name: str, context: type, namespace: Mapping[str, Any]) -> Signature:
     """Read a tool's function.
 
@@ -232,6 +238,7 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
         names=tuple(entry[0] for entry in fields),
         result=result,
         takes_context=takes_context,
+        is_async=is_async(function),
         summary=summary,
         parse_runs_code=runs_code(arguments.core_schema, rendering=False),
         render_runs_code=runs_code(returned, rendering=True),

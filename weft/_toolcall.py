@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
 from weft._ports import Clock, shielded, start_task
-from weft._schema import InvalidArguments
+from weft._schema import InvalidArguments, is_async
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
 from weft.messages import ToolCall, ToolResult, clean_text
@@ -96,8 +96,7 @@ async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained
 
 async def call_user_code(function: Callable[[], Any]) -> Any:
     """What a user's function gives: a coroutine function on the loop, any other on a thread."""
-    inner = function.func if isinstance(function, partial) else function
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
+    if is_async(function.func if isinstance(function, partial) else function):
         return await function()
     value = await in_thread(function)
     return await value if inspect.isawaitable(value) else value
@@ -124,10 +123,12 @@ async def run_body(
         if tool._signature.takes_context
         else partial(tool.function, **arguments)
     )
-    if tool.timeout is None and not inspect.iscoroutinefunction(tool.function):
+    if tool._signature.is_async:
+        value = await _within(body, tool.timeout, clock, name=f"weft tool {tool.name}")
+    elif tool.timeout is None:
         value = await contain("tool call", call_user_code(body))  # a thread, which a cancelled waiter leaves at once
     else:
-        value = await _within(body, tool.timeout, clock, name=f"weft tool {tool.name}")
+        value = await _within(partial(call_user_code, body), tool.timeout, clock, name=f"weft tool {tool.name}")
     if value is _LATE:
         return _late(tool, plan, durable=durable)
     if _not_run(value):
@@ -181,7 +182,9 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
 _LATE = object()
 
 
-async def _within(body: Callable[[], Any], seconds: float | None, clock: Clock, *, name: str) -> object:
+async def _within(
+    body: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None, clock: Clock, *, name: str
+) -> object:
     """What the body gives, contained, or `_LATE` when the time is over; None is without limit.
 
     It runs in a task of its own, so that a body that swallows its cancellation can be left behind: cancelled by the
@@ -195,7 +198,7 @@ async def _within(body: Callable[[], Any], seconds: float | None, clock: Clock, 
 
     async def run() -> object:
         try:
-            return await contain("tool call", call_user_code(body))
+            return await contain("tool call", body())
         finally:
             wake()
 

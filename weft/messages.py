@@ -129,12 +129,12 @@ class Message:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The tool calls, in the order in which the model asked for them."""
-        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+        return tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
         """The tool results, in call order."""
-        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+        return tuple([part for part in self.parts if isinstance(part, ToolResult)])
 
     @classmethod
     def user(cls, text: str) -> Self:
