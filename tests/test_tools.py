@@ -681,7 +681,7 @@ def body_of(
     plan = Ready(call=wanted, effect=made.effect, digest=digest_of("{}"))
     info = CallInfo(id="a", name=made.name, attempt=1, idempotency_key="k", thread=None)
     context: Context[None] = Context(deps=None, call=info, run="r")
-    return asyncio.ensure_future(run_body(made, plan, context, clock, durable=durable))
+    return asyncio.ensure_future(run_body(made, plan, context, clock, durable=durable, late=lambda *_: None))
 
 
 class Slow:

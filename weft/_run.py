@@ -166,6 +166,10 @@ class Recorder(Protocol):
         """The call's key, the same across attempts."""
         ...
 
+    def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
+        """A body has ended that nobody waits for any more; for the record, the model is not told."""
+        ...
+
 
 class BareRecorder:
     """A run without a session.
@@ -198,6 +202,9 @@ class BareRecorder:
         if self._key is None:
             return digest_of(f"{self.run}\n{call}\n")
         return digest_of(f"{self._key}\n{self._what(call)}")
+
+    def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
+        return None
 
     def _what(self, call: str) -> str:
         assert self.loop is not None
@@ -777,7 +784,8 @@ class RunLoop:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
         else:
             arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
-            finished = await run_body(tool, plan, context, self._clock, durable=durable, arguments=arguments)
+            late = self._recorder.late
+            finished = await run_body(tool, plan, context, self._clock, durable=durable, late=late, arguments=arguments)
         self._running.discard(call.id)
         self.feed(finished)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
@@ -17,6 +18,9 @@ from weft._schema import InvalidArguments, is_async
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
 from weft.messages import ToolCall, ToolResult, clean_text
+
+Late: TypeAlias = Callable[[ToolCall, Callable[[], Coroutine[Any, Any, ToolResult]]], None]
+"""Told of a call whose result has come too late, and what makes it."""
 
 GRACE = 2.0
 """Seconds that a cancelled body gets to clean up."""
@@ -109,9 +113,20 @@ async def run_body(
     clock: Clock,
     *,
     durable: bool,
+    late: Late,
     arguments: dict[str, Any] | None = None,
 ) -> CallFinished | CallUncertain:
-    """Run the body once. Cancellation passes through; everything else becomes a result."""
+    """Run the body once. Cancellation passes through; everything else becomes a result.
+
+    Args:
+        tool: Whose body.
+        plan: The call.
+        context: What the body may ask for.
+        clock: Owns its deadline.
+        durable: Whether somebody can be asked about a body that may have had its effect.
+        late: Told of a result that comes when nobody waits for it any more.
+        arguments: As they were read when the call was judged.
+    """
     call = plan.call
     if arguments is None:
         read = await _parse(tool, call)
@@ -123,12 +138,12 @@ async def run_body(
         if tool._signature.takes_context
         else partial(tool.function, **arguments)
     )
+    left = _Left(tool, call, late)
+    name = f"weft tool {tool.name}"
     if tool._signature.is_async:
-        value = await _within(body, tool.timeout, clock, name=f"weft tool {tool.name}")
-    elif tool.timeout is None:
-        value = await contain("tool call", call_user_code(body))  # a thread, which a cancelled waiter leaves at once
+        value = await _within(body, tool.timeout, clock, left, name=name)
     else:
-        value = await _within(partial(call_user_code, body), tool.timeout, clock, name=f"weft tool {tool.name}")
+        value = await _on_a_thread(left.watching(body), tool.timeout, clock, left, name=name)
     if value is _LATE:
         return _late(tool, plan, durable=durable)
     if _not_run(value):
@@ -182,8 +197,60 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
 _LATE = object()
 
 
+class _Left:
+    """Where the result of a body goes that nobody waits for any more."""
+
+    __slots__ = ("_call", "_late", "_tool", "gone")
+
+    def __init__(self, tool: Tool[Any], call: ToolCall, late: Late) -> None:
+        self.gone = False
+        self._tool = tool
+        self._call = call
+        self._late = late
+
+    def watching(self, body: Callable[[], Any]) -> Callable[[], Any]:
+        """The same body for a thread, with a word when it ends too late."""
+        loop = asyncio.get_running_loop()
+
+        def watched() -> Any:
+            value = contain_call("tool call", body)
+            if self.gone:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self.tell, value)
+            if isinstance(value, Contained):
+                raise value.cause
+            return value
+
+        return watched
+
+    def tell(self, value: object) -> None:
+        """The body has ended, with this."""
+        if not isinstance(value, Awaitable):
+            self._late(self._call, partial(_result, self._tool, self._call, value))
+
+    def ended(self, task: asyncio.Task[object]) -> None:
+        """The task of a body that was left behind is over."""
+        if not task.cancelled() and task.exception() is None:
+            self.tell(task.result())
+
+
+async def _on_a_thread(
+    body: Callable[[], Any], seconds: float | None, clock: Clock, left: _Left, *, name: str
+) -> object:
+    """The same for a synchronous body, whose thread is left behind at once."""
+    value: object = _LATE
+    try:
+        if seconds is None:
+            value = await contain("tool call", call_user_code(body))
+        else:
+            value = await _within(partial(call_user_code, body), seconds, clock, left, name=name)
+    finally:
+        left.gone = value is _LATE
+    return value
+
+
 async def _within(
-    body: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None, clock: Clock, *, name: str
+    body: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None, clock: Clock, left: _Left, *, name: str
 ) -> object:
     """What the body gives, contained, or `_LATE` when the time is over; None is without limit.
 
@@ -204,14 +271,15 @@ async def _within(
 
     task = start_task(run(), name=name)
     timer = None if seconds is None else clock.deadline(seconds, wake)
+    in_time = False
     try:
         await woken
         in_time = task.done()
     finally:
         if timer is not None:
             timer.cancel()
-        if not task.done():
-            await _end(task, clock)
+        if not in_time:
+            await _leave(task, clock, left)
     if not in_time:
         return _LATE
     if task.cancelled():
@@ -219,8 +287,16 @@ async def _within(
     return task.result()
 
 
+async def _leave(task: asyncio.Task[object], clock: Clock, left: _Left) -> None:
+    """Cancel a body's task, and wait until it is done or the grace is over."""
+    try:
+        if not task.done():
+            await _end(task, clock)
+    finally:
+        task.add_done_callback(left.ended)
+
+
 async def _end(task: asyncio.Task[object], clock: Clock) -> None:
-    """Cancel a task, and wait until it is done or the grace is over."""
     task.cancel()
     woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
@@ -289,6 +289,11 @@ class Actor:
         if late:
             ids = [self.place.ids.new() for _ in range(late)]
             await self.live.command(lambda view: _approvals.expire(view, ids, now))
+
+    def note(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside the turn; nothing of it where the store was left."""
+        with suppress(Closed):
+            self.place.spawn(work, name=f"weft note {self.live.id}", context=empty_context())
 
     # -- children
 

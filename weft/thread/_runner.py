@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -36,10 +36,11 @@ from weft._run import RunLoop
 from weft._tool import Tool
 from weft._toolcall import digest_of
 from weft.events import TurnEnded, TurnStarted
-from weft.messages import ErrorInfo, ToolResult
+from weft.messages import ErrorInfo, ToolCall, ToolResult
 from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
 from weft.thread._receipts import child_id
+from weft.thread._turns import Plan as Entries
 from weft.thread._turns import as_body, fail, of_receipt
 from weft.thread._view import CallView, View
 from weft.thread.entries import SETTLED, Body, CallResult, Cancel, Decision, Entry, Receipt, StartedCall, ToolsStarted
@@ -52,6 +53,10 @@ class Children(Protocol):
 
     def start_child(self, receipt: str, *, fresh: bool = False) -> None:
         """Drive the receipt's child; the outcome is given to the runner."""
+        ...
+
+    def note(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside the turn, as long as the store is open."""
         ...
 
 
@@ -201,6 +206,16 @@ class TurnRunner:
             if self.live.view.requests[name].body.kind == "approval":
                 approval = name
         return digest_of(f"{self.live.id}\n{call}\n{approval}")
+
+    def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
+        """Keep what came too late as an audit entry."""
+        self._children.note(self._audit(call, result))
+
+    async def _audit(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
+        made = await result()
+        text = f"{made.code}: {made.content}" if made.is_error else made.content
+        audit = entries.Audit(what="late_result", call=call.id, detail=text)
+        await contain("store", self.live.command(lambda _: Entries(bodies=(audit,), lease="mail")))
 
     # -- what children and others say
 
