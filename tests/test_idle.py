@@ -136,6 +136,7 @@ async def test_the_limit_does_not_count_while_the_calls_of_a_reply_run() -> None
 async def test_a_reply_that_is_not_streamed_or_has_no_limit_may_take_its_time(settings: Settings) -> None:
     model = Slow()
     _, clock, task = started(model, settings)
+    await settle()
     await clock.advance(86400)
     assert not task.done()
     model.end()
