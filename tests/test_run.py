@@ -733,6 +733,22 @@ def test_run_sync_gives_the_same_result() -> None:
     assert (result.text, result.stop) == ("3", "answered")
 
 
+def test_run_sync_may_be_called_again_and_again_with_one_agent_and_its_plain_tools() -> None:
+    threads: list[int] = []
+
+    @tool(effect="none")
+    def double(x: int) -> int:
+        threads.append(threading.get_ident())
+        return 2 * x
+
+    agent = Agent(Script(*(step for x in range(3) for step in (call("double", x=x), say(f"{2 * x}")))), tools=[double])
+    results = [agent.run_sync("double it") for _ in range(3)]
+    assert [result.text for result in results] == ["0", "2", "4"]
+    assert [result.messages[2].results[0].content for result in results] == ["0", "2", "4"]
+    assert len({result.run for result in results}) == 3
+    assert threading.get_ident() not in threads
+
+
 def test_run_sync_raises_as_run_does() -> None:
     with pytest.raises(LimitReached):
         Agent(Script(call("add", a=1, b=2)), tools=[add], limits=Limits(steps=1)).run_sync("1 + 2?")

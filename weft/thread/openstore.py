@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from weft._agent import Agent, check_allowed, narrower
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
+from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, WeftError, WrongCall
 from weft.messages import clean_text
 from weft.thread import _approvals, entries
@@ -134,7 +135,7 @@ class OpenStore:
         for runner in tuple(self._runners):
             if runner.loop is not None:
                 runner.loop.interrupt("cancel")
-        await self._rest(2.0)
+        await self._rest(2 * BODY_GRACE)  # theirs, and time to write
 
     async def _hand_off(self) -> None:
         """Expire our leases, so that anyone may go on at once."""
