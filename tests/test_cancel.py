@@ -16,6 +16,7 @@ from weft import Agent, Context, Limits, ModelInfo, ModelRequest, StepInfo, Tool
 from weft._agent import _finish
 from weft._machine import Ended
 from weft._run import RunLoop
+from weft._threads import workers
 from weft._toolcall import GRACE
 from weft.errors import LimitReached, TurnCancelled, WrongCall
 from weft.model import Finish, ModelEvent, TextChunk, WholeCall
@@ -144,9 +145,8 @@ class Body:
         """End what was left behind."""
         self.release.set()
         self.thread.set()
-        for thread in threading.enumerate():
-            if thread.name == "weft-tool":
-                thread.join()
+        while any(worker.abandoned for worker in workers()):
+            await settle()
         await settle()
 
 
@@ -264,7 +264,8 @@ async def test_of_two_bodies_each_gets_one_result_and_what_waits_behind_never_st
     given = results(loop)
     assert [result.code for result in given] == ["CANCELLED"] * 4
     assert [MAYBE in result.content for result in given] == [True, True, False, False]
-    assert body.entered == [1, 2]
+    # A thread and a task are started in call order; which of them comes to its first line first is open.
+    assert (sorted(body.entered) if kind == "blocks" else body.entered) == [1, 2]
     assert loop.state.usage == SPENT
 
 

@@ -1055,6 +1055,9 @@ class Journal:
     def delegate(self, plan: Ready) -> None:
         self.delegated.append(plan.call.id)
 
+    def late(self, call: ToolCall, result: object) -> None:
+        raise AssertionError("nothing comes too late here")
+
     def may_act(self) -> bool:
         return self.acts
 

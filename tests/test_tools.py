@@ -788,6 +788,21 @@ async def test_a_body_that_does_not_stop_is_left_behind_after_its_grace() -> Non
     assert slow.over
 
 
+async def test_synchronous_bodies_of_a_step_are_entered_in_call_order() -> None:
+    entered: list[int] = []
+
+    @tool(effect="none")
+    def note(n: int) -> None:
+        """Note."""
+        entered.append(n)
+
+    script = Script(*(step for _ in range(50) for step in (calls(*(call("note", n=n) for n in range(4))), say("x"))))
+    agent = Agent(script, tools=[note])
+    for _ in range(50):
+        await agent.run("go")
+    assert entered == [0, 1, 2, 3] * 50
+
+
 async def threads_are_free() -> None:
     while any(worker.abandoned for worker in workers()):
         await settle()

@@ -39,7 +39,11 @@ class EventLog:
         """Return at the next push or close."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        try:
+            await waiter
+        finally:
+            if not waiter.done() or waiter.cancelled():  # a consumer that left: nothing of it stays
+                self._waiters = [other for other in self._waiters if other is not waiter]
 
 
 class EventStream:

@@ -60,7 +60,7 @@ from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result, child_result, reason_of
 from weft._tool import CallInfo, Context, Delegate, Tool
-from weft._toolcall import call_user_code, digest_of, judge, run_body
+from weft._toolcall import Place, call_user_code, digest_of, judge, run_body
 from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
     Finish,
@@ -279,6 +279,8 @@ class RunLoop:
         self._running: set[str] = set()
         self._parsed: dict[str, dict[str, Any]] = {}
         """By call: arguments that were read when it was judged."""
+        self._place: Place | None = None
+        """Of the last synchronous body that was started."""
         self._ahead: set[str] = set()
         """Calls whose bodies are to be entered for the first time."""
         self._asking = False
@@ -785,7 +787,18 @@ class RunLoop:
         else:
             arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
             late = self._recorder.late
-            finished = await run_body(tool, plan, context, self._clock, durable=durable, late=late, arguments=arguments)
+            if not tool._signature.is_async:
+                self._place = Place(self._place)
+            finished = await run_body(
+                tool,
+                plan,
+                context,
+                self._clock,
+                durable=durable,
+                late=late,
+                arguments=arguments,
+                place=self._place,
+            )
         self._running.discard(call.id)
         self.feed(finished)
 

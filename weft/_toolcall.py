@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
@@ -106,7 +107,7 @@ async def call_user_code(function: Callable[[], Any]) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-async def run_body(
+async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
     tool: Tool[Any],
     plan: Ready | Gated,
     context: Context[Any],
@@ -115,6 +116,7 @@ async def run_body(
     durable: bool,
     late: Late,
     arguments: dict[str, Any] | None = None,
+    place: Place | None = None,
 ) -> CallFinished | CallUncertain:
     """Run the body once. Cancellation passes through; everything else becomes a result.
 
@@ -126,6 +128,7 @@ async def run_body(
         durable: Whether somebody can be asked about a body that may have had its effect.
         late: Told of a result that comes when nobody waits for it any more.
         arguments: As they were read when the call was judged.
+        place: Among the synchronous bodies that are started together.
     """
     call = plan.call
     if arguments is None:
@@ -143,7 +146,7 @@ async def run_body(
     if tool._signature.is_async:
         value = await _within(body, tool.timeout, clock, left, name=name)
     else:
-        value = await _on_a_thread(left.watching(body), tool.timeout, clock, left, name=name)
+        value = await _on_a_thread(body, tool.timeout, clock, left, place or Place(None), name=name)
     if value is _LATE:
         return _late(tool, plan, durable=durable)
     if _not_run(value):
@@ -197,6 +200,31 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
 _LATE = object()
 
 
+class Place:
+    """A synchronous body's place among those that are started together: threads enter them in call order.
+
+    Args:
+        before: The place before it, if there is one.
+    """
+
+    __slots__ = ("_before", "_entered")
+
+    def __init__(self, before: Place | None) -> None:
+        self._before = before
+        self._entered = threading.Event()
+
+    def enter(self) -> None:
+        """On the body's thread: wait for the one before, which waits for nothing but its own start."""
+        before, self._before = self._before, None
+        if before is not None:
+            before._entered.wait()
+        self._entered.set()
+
+    def give_up(self) -> None:
+        """It is entered, or never will be: nobody is to wait for it."""
+        self._entered.set()
+
+
 class _Left:
     """Where the result of a body goes that nobody waits for any more."""
 
@@ -208,11 +236,12 @@ class _Left:
         self._call = call
         self._late = late
 
-    def watching(self, body: Callable[[], Any]) -> Callable[[], Any]:
-        """The same body for a thread, with a word when it ends too late."""
+    def watching(self, body: Callable[[], Any], place: Place) -> Callable[[], Any]:
+        """The same body for a thread: entered after those before it, and with a word when it ends too late."""
         loop = asyncio.get_running_loop()
 
         def watched() -> Any:
+            place.enter()
             value = contain_call("tool call", body)
             if self.gone:
                 with suppress(RuntimeError):  # the loop is closed
@@ -235,9 +264,10 @@ class _Left:
 
 
 async def _on_a_thread(
-    body: Callable[[], Any], seconds: float | None, clock: Clock, left: _Left, *, name: str
+    body: Callable[[], Any], seconds: float | None, clock: Clock, left: _Left, place: Place, *, name: str
 ) -> object:
     """The same for a synchronous body, whose thread is left behind at once."""
+    body = left.watching(body, place)
     value: object = _LATE
     try:
         if seconds is None:
@@ -245,6 +275,7 @@ async def _on_a_thread(
         else:
             value = await _within(partial(call_user_code, body), seconds, clock, left, name=name)
     finally:
+        place.give_up()
         left.gone = value is _LATE
     return value
 
