@@ -56,6 +56,8 @@ class Limits:
 
     def stricter(self, other: Limits) -> Limits:
         """The smaller of each."""
+        if self == other:
+            return self
         return Limits(
             steps=min(self.steps, other.steps),
             tokens=_least(self.tokens, other.tokens),

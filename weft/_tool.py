@@ -190,7 +190,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
     """Make a tool of a typed function, sync or async.
 
     The schema comes from the signature, through pydantic; the descriptions from the docstring. A first
-    parameter annotated `Context` is not shown to the model. A synchronous body runs in a thread of its own.
+    parameter annotated `Context` is not shown to the model. A synchronous body runs on a thread of weft's own.
 
     Args:
         function: The body, where the decorator is used without parentheses.
