@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from weft import Agent, Context, Limits, ModelInfo, ModelRequest, StepInfo, Tool, ToolResult, Usage, tool
 from weft._agent import _finish
-from weft._machine import Ended
+from weft._moves import Ended
 from weft._run import RunLoop
 from weft._threads import workers
 from weft._toolcall import GRACE

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from weft import Agent, Limits, Message, ModelFailed, ModelInfo, ModelRequest, Text, ToolCall, ToolResult, Usage, tool
 from weft._agent import _finish
 from weft._log import EventLog
-from weft._machine import Begin, Ended, Steer
+from weft._moves import Begin, Ended, Steer
 from weft._run import RunLoop
 from weft.errors import LimitReached
 from weft.events import (

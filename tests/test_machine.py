@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from weft import Limits, Message, Text, ToolCall, ToolResult, Usage
 from weft._limits import START, Progress, reached
-from weft._machine import (
+from weft._machine import Rules, State, advance
+from weft._moves import (
     Asked,
     Begin,
     CallFinished,
@@ -41,17 +42,14 @@ from weft._machine import (
     RecordRefused,
     Refused,
     Replied,
-    Rules,
     RunTools,
     Said,
     Spent,
     Start,
     Started,
-    State,
     Steer,
     StopChecked,
     Submitted,
-    advance,
 )
 from weft.events import Parked, RunFinished, RunStarted, Steered, StepFinished, StepStarted, ToolFinished, ToolStarted
 from weft.messages import NO_USAGE, ErrorInfo

@@ -32,7 +32,7 @@ from weft import (
     Usage,
     tool,
 )
-from weft._machine import (
+from weft._moves import (
     Begin,
     CallFinished,
     CallParked,

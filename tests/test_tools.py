@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel
 
 from weft import Agent, Context, Result, Retry, Tool, ToolCall, ToolError, ToolResult, tool
 from weft._agent import narrower
-from weft._machine import Begin, CallFinished, CallUncertain, Gated, Ready, Refused
+from weft._moves import Begin, CallFinished, CallUncertain, Gated, Ready, Refused
 from weft._texts import capped
 from weft._threads import workers
 from weft._tool import CallInfo

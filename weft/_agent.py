@@ -14,7 +14,8 @@ from typing_extensions import TypeVar, is_typeddict
 
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
-from weft._machine import Begin, EffectKind, Rules, State
+from weft._machine import Rules, State
+from weft._moves import Begin, EffectKind
 from weft._output import Output
 from weft._ports import Clock, Ids, SystemClock, SystemIds, joined, start_task
 from weft._repair import Transcript, repair

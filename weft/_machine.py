@@ -15,13 +15,51 @@ before that input and feed what has changed (see `weft.thread._runner`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 from weft import _texts
 from weft._limits import START, Limits, Progress, reached
+from weft._moves import (
+    WITHOUT_BODY,
+    Asked,
+    Begin,
+    CallFinished,
+    CallModel,
+    CallParked,
+    CallResumed,
+    CallUncertain,
+    Cancelled,
+    CheckStop,
+    Deadline,
+    Effect,
+    Emit,
+    End,
+    Ended,
+    Fact,
+    Finished,
+    Gate,
+    Gated,
+    Input,
+    Joined,
+    ModelFailed,
+    OpenCall,
+    Plan,
+    Ready,
+    Record,
+    Recorded,
+    RecordRefused,
+    Replied,
+    RunTools,
+    Said,
+    Spent,
+    Start,
+    Started,
+    Steer,
+    StopChecked,
+    Submitted,
+)
 from weft.events import (
-    Event,
     Parked,
     RunFinished,
     RunStarted,
@@ -31,340 +69,7 @@ from weft.events import (
     ToolFinished,
     ToolStarted,
 )
-from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
-from weft.model import Finish
-
-EffectKind: TypeAlias = Literal["none", "repeatable", "once"]
-Gate: TypeAlias = Literal["bodies", "reply", "end"]
-Outcome: TypeAlias = Literal["answered", "parked", "stopped", "failed", "cancelled"]
-
-UNKNOWN_CALL = Usage(unknown=1)
-
-
-# What the shell found out about a call before anything of it runs.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The call may run."""
-
-    call: ToolCall
-    effect: EffectKind
-    digest: str
-    """Of the stored argument text."""
-    attempts: int = 3
-    delegate: bool = False
-    """The body is a child: it has a receipt, and is never uncertain."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The call never enters a body; this is its result."""
-
-    call: ToolCall
-    result: ToolResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """The call brings the run's output, which fits; no body runs, and the run ends with this step."""
-
-    call: ToolCall
-    result: ToolResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gated:
-    """The call may run once somebody has approved it."""
-
-    call: ToolCall
-    effect: EffectKind
-    digest: str
-    reason: str | None = None
-    expires: float | None = None
-    """Seconds from the request on; None leaves it to the session."""
-    attempts: int = 3
-
-
-Plan: TypeAlias = Ready | Refused | Submitted | Gated
-_WITHOUT_BODY = (Refused, Submitted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCall:
-    """A call without a result, as a journal knows it when a run goes on."""
-
-    plan: Plan
-    started: int = 0
-    """How often its body was started."""
-    fresh: bool = False
-    """Started by the very append that began this turn: its body has yet to run."""
-    delegated: bool = False
-    """It has a receipt."""
-
-
-# Facts: what a session's journal keeps.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """The model's whole reply."""
-
-    message: Message
-    usage: Usage | None
-    finish: str
-    model: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A body is about to start."""
-
-    call: str
-    attempt: int
-    effect: EffectKind
-    digest: str
-    delegate: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """Bodies are about to start."""
-
-    starts: tuple[Start, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """One call has its result."""
-
-    result: ToolResult
-    source: str
-    """body, refused, decision, expiry, interrupt, cancel, timeout, verify, receipt, repair."""
-    attempt: int = 0
-    usage: Usage | None = None
-    """What a sub-agent spent for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A call waits for a person."""
-
-    kind: Literal["approval", "uncertain"]
-    call: ToolCall
-    digest: str
-    reason: str | None
-    expires: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The run is over, or waits for decisions."""
-
-    outcome: Outcome
-    stop: str | None = None
-    error: ErrorInfo | None = None
-    open: tuple[str, ...] = ()
-    usage: Usage = NO_USAGE
-    """What no message and no result carries."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """A user message enters the run between two steps: a steer, or the word that an answer does not fit."""
-
-    message: Message
-    source: Literal["steer", "correction"]
-    item: str | None = None
-    """The accepted input that it delivers."""
-
-
-Fact: TypeAlias = Said | Started | Finished | Asked | Joined | Ended
-
-
-# Inputs.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """Start, or go on: `open` are the calls of the last assistant message that have no result."""
-
-    open: tuple[OpenCall, ...] = ()
-    stepped: bool = False
-    """The transcript ends with the results of a step of this run."""
-    submitted: str | None = None
-    """The text of the output, where the last assistant message has brought it by a call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The oldest record that was on its way is durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRefused:
-    """Somebody else owns the run now: say nothing more, do nothing more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replied:
-    """The model's reply is whole; one plan for each of its calls, in order."""
-
-    message: Message
-    finish: Finish
-    model: str
-    plans: tuple[Plan, ...]
-    problem: str | None = None
-    """Why the reply, which has no calls, is no answer: what the model is told."""
-    error: ErrorInfo | None = None
-    """The code that was to judge the reply is broken; its plans refuse each call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFailed:
-    """The model call failed, or could not be prepared. Nothing of it enters the transcript."""
-
-    error: ErrorInfo
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFinished:
-    """A body, or a child, gave its result."""
-
-    result: ToolResult
-    source: str = "body"
-    usage: Usage = NO_USAGE
-    """What a sub-agent spent for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallParked:
-    """The child of a delegating call waits for decisions."""
-
-    call: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallResumed:
-    """The child of a delegating call goes on: its requests are decided."""
-
-    call: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallUncertain:
-    """A body that may have had its effect was ended without a result."""
-
-    call: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """A sub-agent that gave no result has spent this."""
-
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopChecked:
-    """What the stop conditions say of the step."""
-
-    stop: bool
-    error: ErrorInfo | None = None
-    """One of them is broken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steer:
-    """Input for the running run.
-
-    It joins at the next drain point: after a step's results, or before an answer ends the run. Where the run ends
-    before, it has not been delivered.
-    """
-
-    message: Message
-    item: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The run's time is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
-    """Stop; the bodies have been stopped already."""
-
-    model_in_flight: bool = False
-    untouched: frozenset[str] = frozenset()
-    """The calls of which it is known that no body was ever entered, although a start may have been recorded."""
-
-
-Input: TypeAlias = (
-    Begin
-    | Recorded
-    | RecordRefused
-    | Replied
-    | ModelFailed
-    | CallFinished
-    | CallParked
-    | CallResumed
-    | CallUncertain
-    | Spent
-    | StopChecked
-    | Steer
-    | Deadline
-    | Cancelled
-)
-
-
-# Effects.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """Make these facts durable; answer with `Recorded`, or go back."""
-
-    facts: tuple[Fact, ...]
-    gate: Gate
-
-
-@dataclass(frozen=True, slots=True)
-class CallModel:
-    """Call the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTools:
-    """Run the bodies of these calls; answer with `CallFinished` for each."""
-
-    plans: tuple[Ready | Gated, ...]
-    attempts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStop:
-    """Ask the stop conditions about the step that is over; answer with `StopChecked`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emit:
-    """Tell observers."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """Nothing more will come."""
-
-    ended: Ended | None
-    """None: the run was taken away; nothing is known of its end."""
-
-
-Effect: TypeAlias = Record | CallModel | RunTools | CheckStop | Emit | End
-
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage
 
 # State.
 
@@ -624,7 +329,7 @@ def _replied(state: State, given: Replied) -> Moved:
         step = StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage)
         told = (Emit(event=step),)
     if given.error is not None:
-        results = tuple([plan.result for plan in given.plans if isinstance(plan, _WITHOUT_BODY)])
+        results = tuple([plan.result for plan in given.plans if isinstance(plan, WITHOUT_BODY)])
         state, answers = _tell(state, results)
         facts = tuple([Finished(result=result, source="refused") for result in results])
         state, effects = _fail(state, (said, *facts), given.error)
@@ -708,7 +413,7 @@ def _open_step(
 def _decide(call: OpenCall) -> ToolResult | Asked | Start | None:
     """What has to be written before this call can go on; None where nothing has to be."""
     plan = call.plan
-    if isinstance(plan, _WITHOUT_BODY):
+    if isinstance(plan, WITHOUT_BODY):
         return plan.result
     if call.fresh or call.delegated:
         return None
@@ -732,7 +437,7 @@ def _run_bodies(state: State, step: Step) -> Moved:
     effects: list[Effect] = []
     seq = state.seq
     for place, plan in enumerate(step.plans):
-        if runs >> place & 1 and not isinstance(plan, _WITHOUT_BODY):
+        if runs >> place & 1 and not isinstance(plan, WITHOUT_BODY):
             plans.append(plan)
             attempts.append(step.attempts[place])
             if state.rules.watched:
@@ -832,7 +537,7 @@ def _call_uncertain(state: State, given: CallUncertain) -> Moved:
     if step is None or not bit or step.waiting & bit or state.phase != "tools":
         return state, ()
     plan = step.plans[step.places[given.call]]
-    assert not isinstance(plan, _WITHOUT_BODY)
+    assert not isinstance(plan, WITHOUT_BODY)
     asks = (*step.asks, _uncertain(plan, given.reason))
     step = step._replace(waiting=step.waiting | bit, asks=asks)
     return _step_over(state._replace(step=step), step, (), ())

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
-from weft._machine import Plan, Refused, Submitted
+from weft._moves import Plan, Refused, Submitted
 from weft._schema import InvalidArguments, OutputShape
 from weft._texts import SUBMIT
 from weft._threads import in_thread

@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from weft import _texts
 from weft._contain import Contained
-from weft._machine import Ended
+from weft._moves import Ended
 from weft._output import Output, output_text
 from weft.errors import Changed, LimitReached, NoOutput, RunFailed, TurnCancelled, WeftError, WrongCall
 from weft.errors import ModelFailed as ModelFailedError

@@ -17,8 +17,8 @@ from weft._contain import Contained, contain
 from weft._idle import Idle, silent
 from weft._limits import Limits
 from weft._log import EventLog
-from weft._machine import (
-    UNKNOWN_CALL,
+from weft._machine import Rules, State, advance
+from weft._moves import (
     Asked,
     Begin,
     CallFinished,
@@ -45,14 +45,11 @@ from weft._machine import (
     RecordRefused,
     Refused,
     Replied,
-    Rules,
     RunTools,
     Said,
     Spent,
-    State,
     StopChecked,
     Submitted,
-    advance,
 )
 from weft._output import Broken, Output, taken_call
 from weft._ports import Clock, Ids, Timer, joined, start_task
@@ -61,7 +58,7 @@ from weft._reply import Reply
 from weft._result import MISSING, Pending, Result, child_result, reason_of
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import Place, call_user_code, digest_of, judge, run_body
-from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
     Finish,
     Model,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpe
 from pydantic import Field
 from typing_extensions import TypeVar
 
-from weft._machine import EffectKind
+from weft._moves import EffectKind
 from weft._schema import Signature, inspect_function
 from weft._texts import RESULT_CAP
 from weft.errors import InvalidTool

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
-from weft._machine import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
+from weft._moves import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
 from weft._ports import Clock, shielded, start_task
 from weft._schema import InvalidArguments, is_async
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread

@@ -195,6 +195,8 @@ class Usage:
 
 NO_USAGE = Usage()
 """Nothing was spent."""
+UNKNOWN_CALL = Usage(unknown=1)
+"""One model call, of which nothing is known."""
 
 
 @cache

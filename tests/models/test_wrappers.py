@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft import Agent, Model, ModelError, ModelFailed, ModelInfo, ModelRequest, Reasoning, Settings, Usage, tool
-from weft._machine import Begin
+from weft._moves import Begin
 from weft.errors import WrongCall
 from weft.events import TextDelta
 from weft.messages import Message

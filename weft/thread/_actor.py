@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from weft._agent import Agent, empty_context, narrower
 from weft._contain import Contained, contain
-from weft._machine import Begin, Ready, Refused, State
-from weft._machine import Plan as CallPlan
+from weft._machine import State
+from weft._moves import Begin, Ready, Refused
+from weft._moves import Plan as CallPlan
 from weft._ports import Clock, Ids
 from weft._result import reason_of
 from weft._run import RunLoop, Slot

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from weft import _texts
 from weft._contain import Contained, contain
-from weft._machine import (
+from weft._moves import (
     Asked,
     Begin,
     CallFinished,

@@ -13,7 +13,7 @@ from typing import assert_never
 from weft._limits import START, Limits, Progress
 from weft._repair import Transcript
 from weft._texts import SUBMIT
-from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.thread.entries import (
     SETTLED,
     TREE,
@@ -35,8 +35,6 @@ from weft.thread.entries import (
     TurnEnded,
     TurnStarted,
 )
-
-UNKNOWN_CALL = Usage(unknown=1)
 
 
 @dataclass(slots=True)

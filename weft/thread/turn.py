@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias
 from typing_extensions import TypeVar
 
 from weft._log import EventStream
-from weft._machine import Ended, Outcome
+from weft._moves import Ended, Outcome
 from weft._repair import History
 from weft._result import MISSING, Result, raise_for, with_output
 from weft.errors import Dropped, NoNext
