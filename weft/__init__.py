@@ -4,7 +4,7 @@ from weft._agent import Agent, RunStream
 from weft._limits import Limits
 from weft._ports import Clock, Ids
 from weft._result import Pending, Result
-from weft._run import StepInfo
+from weft._setup import StepInfo
 from weft._tool import CallInfo, Context, Retry, Tool, ToolError, tool
 from weft.errors import (
     Busy,

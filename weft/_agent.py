@@ -20,8 +20,9 @@ from weft._output import Output
 from weft._ports import Clock, Ids, SystemClock, SystemIds, joined, start_task
 from weft._repair import Transcript, repair
 from weft._result import Result, raise_for, with_output
-from weft._run import BareRecorder, RunLoop, Setup, Slot, StopCondition
+from weft._run import RunLoop
 from weft._schema import inspect_output
+from weft._setup import BareRecorder, Setup, Slot, StopCondition
 from weft._texts import SUBMIT
 from weft._tool import Context, Tool, as_tool, delegating, toolset
 from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall

@@ -7,17 +7,16 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain
 from weft._idle import Idle, silent
-from weft._limits import Limits
 from weft._log import EventLog
-from weft._machine import Rules, State, advance
+from weft._machine import State, advance
 from weft._moves import (
     Asked,
     Begin,
@@ -51,167 +50,27 @@ from weft._moves import (
     StopChecked,
     Submitted,
 )
-from weft._output import Broken, Output, taken_call
+from weft._output import Broken, taken_call
 from weft._ports import Clock, Ids, Timer, joined, start_task
 from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result, child_result, reason_of
+from weft._setup import Recorder, Setup, Slot, StepInfo
 from weft._tool import CallInfo, Context, Delegate, Tool
-from weft._toolcall import Place, call_user_code, digest_of, judge, run_body
-from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
+from weft._toolcall import Place, call_user_code, judge, run_body
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import (
     Finish,
-    Model,
     ModelError,
     ModelEvent,
     ModelRequest,
     Position,
-    Settings,
-    ToolDefinition,
 )
 
 Stop: TypeAlias = Literal["cancel", "revoke", "leave"]
 
 PARALLEL = 4
 """Bodies of one step that run at once. Delegating calls take no such place."""
-
-
-class Slot:
-    """One child's place at work in its pool; a root has none and works when it likes."""
-
-    __slots__ = ("_delegate", "_used", "held")
-
-    def __init__(self, delegate: Delegate | None = None, *, used: bool = False) -> None:
-        self._delegate = delegate
-        self._used = used
-        self.held = False
-
-    async def take(self) -> None:
-        """Be at work; who had a slot before comes back ahead of new ones."""
-        if self._delegate is None or self.held:
-            return
-        await self._delegate.enter(returning=self._used)
-        self.held = self._used = True
-
-    def hand_back(self) -> None:
-        """Be at work no longer."""
-        if self._delegate is not None and self.held:
-            self.held = False
-            self._delegate.leave()
-
-
-Instructions: TypeAlias = Any
-"""Text, or a function of `Context`, or None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInfo:
-    """A step that is over, as a stop condition sees it."""
-
-    step: int
-    """Counts from 1 over the whole run."""
-    message: Message
-    """What the model said, with its calls."""
-    results: tuple[ToolResult, ...]
-    """The calls' results, in call order."""
-    usage: Usage
-    """Of the run so far."""
-
-
-StopCondition: TypeAlias = Callable[[StepInfo], bool | Awaitable[bool]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What stays the same during a run."""
-
-    model: Model
-    instructions: Instructions
-    tools: Mapping[str, Tool[Any]]
-    definitions: tuple[ToolDefinition, ...]
-    limits: Limits
-    settings: Settings
-    allow: frozenset[str] | None
-    deps: Any
-    output: Output | None
-    stop_when: tuple[StopCondition, ...]
-    rules: Rules
-    chain: tuple[object, ...]
-    """The agents at work from the root down to this one, for the guard against cycles."""
-
-
-class Recorder(Protocol):
-    """Where a run's facts go."""
-
-    thread: str | None
-    durable: bool
-    """False: an uncertain effect cannot be asked about, and a child is an ordinary sub-agent."""
-
-    def record(self, record: Record) -> None:
-        """Take the facts; `Recorded` is fed when they are durable."""
-        ...
-
-    def delegate(self, plan: Ready) -> None:
-        """Start the child of a call, or go on with it; its result is fed as `CallFinished`."""
-        ...
-
-    def may_act(self) -> bool:
-        """Whether a body may start now: False once the lease may be over."""
-        ...
-
-    def idempotency_key(self, call: str) -> str:
-        """The call's key, the same across attempts."""
-        ...
-
-    def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
-        """A body has ended that nobody waits for any more; for the record, the model is not told."""
-        ...
-
-
-class BareRecorder:
-    """A run without a session.
-
-    Args:
-        run: Its id.
-        key: Of a sub-agent's run, the key of the call that it answers. Asked again after a crash it mints other ids,
-            so there a call is known by what it asks for, and the how-manieth of its like it is.
-    """
-
-    thread: str | None = None
-    durable = False
-
-    def __init__(self, run: str, key: str | None = None) -> None:
-        self.run = run
-        self.loop: RunLoop | None = None
-        self._key = key
-
-    def record(self, record: Record) -> None:
-        assert self.loop is not None
-        self.loop.feed(Recorded())
-
-    def delegate(self, plan: Ready) -> None:
-        raise AssertionError("a bare run has no child sessions")
-
-    def may_act(self) -> bool:
-        return True
-
-    def idempotency_key(self, call: str) -> str:
-        if self._key is None:
-            return digest_of(f"{self.run}\n{call}\n")
-        return digest_of(f"{self._key}\n{self._what(call)}")
-
-    def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
-        return None
-
-    def _what(self, call: str) -> str:
-        assert self.loop is not None
-        before: list[tuple[str, str]] = []
-        for asked in (asked for message in self.loop.transcript.messages for asked in message.calls):
-            if asked.id == call:
-                nth = before.count((asked.name, asked.arguments))
-                return f"{asked.name}\n{nth}\n{asked.arguments}"
-            before.append((asked.name, asked.arguments))
-        return ""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from weft._moves import Begin, Ready, Refused
 from weft._moves import Plan as CallPlan
 from weft._ports import Clock, Ids
 from weft._result import reason_of
-from weft._run import RunLoop, Slot
+from weft._run import RunLoop
+from weft._setup import Slot
 from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
