@@ -104,6 +104,8 @@ def _goes_on(known: _Checked, messages: Sequence[Message]) -> bool:
 
 def _check_blocks(known: _Checked, messages: Sequence[Message]) -> None:
     """A message that is there again, with other reasoning, was changed on the way."""
+    if not known.blocks:
+        return
     first = messages[0] if len(messages) else None
     if known.first is None or first is None or _substance(first) != _substance(known.first):
         return  # another transcript: a summary took the place of this one's start
