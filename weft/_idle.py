@@ -17,11 +17,12 @@ def silent(seconds: float | None) -> ModelError:
 class Idle:
     """Cancels the task that waits for a model, once nothing has come for too long.
 
-    It cancels again after each such time in which nothing has come of that either. A timer that a model call has left
-    armed is taken over by the next one; one that fires early arms itself again.
+    It cancels again after each such time in which nothing has come of that either. The timer is armed once the task
+    really waits; one that a model call has left armed is taken over by the next one; one that fires early arms itself
+    again.
     """
 
-    __slots__ = ("_cancelling", "_clock", "_fired", "_last", "_seconds", "_task", "_timer")
+    __slots__ = ("_arming", "_cancelling", "_clock", "_fired", "_last", "_seconds", "_task", "_timer")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,6 +35,7 @@ class Idle:
         """How often it was cancelled from here."""
         self._last = 0.0
         self._timer: Timer | None = None
+        self._arming: asyncio.Handle | None = None
 
     def start(self, seconds: float | None) -> None:
         """The present task waits for a model from now on; None is without limit."""
@@ -44,7 +46,7 @@ class Idle:
         self._cancelling = 0 if task is None else task.cancelling()
         self.heard()
         if self._timer is None:
-            self._timer = self._clock.deadline(seconds, self._check)
+            self._arming = asyncio.get_running_loop().call_soon(self._check)
 
     def heard(self) -> None:
         """Something has come."""
@@ -58,6 +60,9 @@ class Idle:
         """
         task, fired = self._task, self._fired
         self._task, self._fired = None, 0
+        if self._arming is not None:
+            self._arming.cancel()
+            self._arming = None
         if task is None or not fired:
             return False
         for _ in range(fired):
@@ -66,13 +71,13 @@ class Idle:
 
     def close(self) -> None:
         """No more calls."""
-        self._task = None
+        self.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _check(self) -> None:
-        self._timer = None
+        self._timer = self._arming = None
         if self._task is None or self._seconds is None:
             return
         left = self._last + self._seconds - self._clock.monotonic()
