@@ -79,6 +79,7 @@ def test_the_stricter_of_two_is_the_smaller_of_each(name: str, less: float, more
     strict, lax = Limits(**{name: less}), Limits(**{name: more})
     assert strict.stricter(lax) == strict
     assert lax.stricter(strict) == strict
+    assert strict.stricter(strict) == strict
 
 
 @given(ANY_LIMITS, ANY_LIMITS, ANY_LIMITS)
