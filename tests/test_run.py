@@ -46,7 +46,7 @@ from weft._moves import (
     Started,
 )
 from weft._result import child_result, raise_for
-from weft._run import RunLoop
+from weft._run import RunLoop, StepInfo
 from weft._threads import workers
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
@@ -1607,3 +1607,79 @@ def test_what_is_told_of_a_run_is_frozen() -> None:
         RunStarted(run="r").run = "s"  # type: ignore[misc]  # that it cannot be set is the promise
     with pytest.raises(AttributeError):
         TextDelta(run="r", text="x").text = "y"  # type: ignore[misc]  # same
+
+
+async def test_a_stop_condition_is_asked_once_of_a_step_whose_results_are_recorded_again() -> None:
+    asked: list[tuple[int, int]] = []
+
+    async def never(step: StepInfo) -> bool:
+        asked.append((step.step, len(step.results)))
+        return False
+
+    gate = asyncio.Event()
+    script = Script(call("add", a=1, b=2), hold(gate, call("add", a=2, b=2)), say("end"))
+    loop, journal = journaled(Agent(script, tools=[add], stop_when=never))
+    task = driven(loop)
+    await journal.acknowledge()
+    await journal.refuse()
+    gate.set()
+    while not task.done():
+        await journal.acknowledge()
+    assert asked == [(1, 1), (2, 1)]
+
+
+async def test_a_stop_condition_that_is_being_asked_is_not_asked_again_where_results_are_refused() -> None:
+    asked: list[int] = []
+    gate = asyncio.Event()
+
+    async def always(step: StepInfo) -> bool:
+        asked.append(step.step)
+        await gate.wait()
+        return True
+
+    loop, journal = journaled(Agent(Script(call("add", a=1, b=2)), tools=[add], stop_when=always))
+    task = driven(loop)
+    await journal.acknowledge()
+    await journal.refuse()
+    gate.set()
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    assert (ended.outcome, asked) == ("stopped", [1])
+
+
+async def test_a_stop_is_dropped_where_its_record_was_refused_and_the_run_is_cancelled() -> None:
+    async def always(step: StepInfo) -> bool:
+        return True
+
+    loop, journal = journaled(Agent(Script(call("add", a=1, b=2)), tools=[add], stop_when=always))
+    task = driven(loop)
+    await journal.acknowledge()
+    await journal.refuse(cancel=True)
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    assert ended.outcome == "cancelled"
+
+
+async def test_a_run_that_is_cancelled_does_not_park_where_its_park_was_refused() -> None:
+    @tool(approval=True)
+    async def gated() -> str:
+        return "never"
+
+    loop, journal = journaled(Agent(Script(calls(call("add", a=1, b=2), call("gated"))), tools=[add, gated]))
+    task = driven(loop)
+    await journal.acknowledge()
+    assert [type(fact).__name__ for fact in journal.on_the_way[0].facts] == ["Finished", "Asked", "Ended"]
+    await journal.refuse(cancel=True)
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    assert ended.outcome == "cancelled"
+    assert [(result.content, result.code) for result in list(loop.history())[-1].results] == [
+        ("3", None),
+        ("The call was cancelled. It had not started, so nothing was done.", "CANCELLED"),
+    ]

@@ -143,6 +143,8 @@ class State(NamedTuple):
     steers: tuple[Steer, ...] = ()
     late: bool = False
     """Its time is over."""
+    cancelling: bool = False
+    """It will be cancelled: what has happened is recorded, and nothing new begins."""
     end: Ended | None = None
 
 
@@ -477,7 +479,7 @@ def _call_finished(state: State, given: CallFinished) -> Moved:
 
 def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Effect, ...]) -> Moved:
     """Record, and leave the step if nothing of it is at work any more."""
-    if (step.done | step.waiting) != step.all:
+    if (step.done | step.waiting) != step.all or state.cancelling:
         if not facts:
             return state, told
         state, record = _record(state, facts, "reply")

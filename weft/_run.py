@@ -141,6 +141,8 @@ class RunLoop:
         """Calls whose bodies are to be entered for the first time."""
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
+        self._checking = False
+        """The same of the stop conditions."""
         self._in_flight = False
         """Whether a model call was made whose reply is not known."""
         self._idle: asyncio.Future[None] | None = None
@@ -176,7 +178,7 @@ class RunLoop:
         """The records on their way were refused and are void: decide again, with what is new.
 
         Goes back to the state before the first of them and feeds the news, and what has really happened since but for
-        what they overrule: a reply, where the run is cancelled; a park, where the call goes on.
+        what they overrule: a reply or a stop, where the run is cancelled; a park, where the call goes on.
         """
         since, self._since = self._since, []
         if since:
@@ -185,9 +187,10 @@ class RunLoop:
                 self.transcript.cut(said[0])
                 self._replies -= sum(item.replies for item in since)
             self.state = since[0].before
-        if cancel and (self.state.held is not None or any(isinstance(item.given, Replied) for item in since)):
-            self.state = self.state._replace(held=None)
-            self._in_flight = True  # what it spent is not known any more
+        if cancel:
+            if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
+                self._in_flight = True  # what it spent is not known any more
+            self.state = self.state._replace(held=None, cancelling=True)
         for given in news:  # first: what is fed again may park the run, and then they come too late
             self.feed(given)
         for item in since:
@@ -252,7 +255,7 @@ class RunLoop:
                 elif isinstance(work, RunTools):
                     await self._guard(self._run_tools(work))
                 elif isinstance(work, CheckStop):
-                    await self._guard(self._check_stop())
+                    await self._guard(self._check_step())
                 else:
                     await self._wait()
         finally:
@@ -416,15 +419,14 @@ class RunLoop:
                 self._remember(effect)
                 self._recorder.record(effect)
             case CallModel():
-                if not self._asking:
-                    self._work = effect
-                    self._wake()
+                self._work = None if self._asking else effect
+                self._wake()
             case RunTools():
                 self._look_ahead(effect)
                 self._work = effect
                 self._wake()
             case CheckStop():
-                self._work = effect
+                self._work = None if self._checking else effect
                 self._wake()
             case End():
                 self.ended = effect.ended
@@ -478,7 +480,15 @@ class RunLoop:
         else:
             self.feed(reply)
 
-    async def _check_stop(self) -> None:
+    async def _check_step(self) -> None:
+        self._checking = True
+        try:
+            checked = await self._ask_conditions()
+        finally:
+            self._checking = False
+        self.feed(checked)
+
+    async def _ask_conditions(self) -> StopChecked:
         message, results = self._last_step()
         stop = False
         if message is not None and message.calls:
@@ -487,10 +497,9 @@ class RunLoop:
                 answer = await contain("approver", call_user_code(partial(condition, step)))
                 if isinstance(answer, Contained):
                     self.cause = answer.cause
-                    self.feed(StopChecked(stop=False, error=_broken("stop condition", answer.cause)))
-                    return
+                    return StopChecked(stop=False, error=_broken("stop condition", answer.cause))
                 stop = stop or bool(answer)
-        self.feed(StopChecked(stop=stop))
+        return StopChecked(stop=stop)
 
     async def _ask(self) -> Replied:
         setup = self.setup
@@ -706,10 +715,10 @@ class RunLoop:
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
     match given:
-        case Replied():
+        case Replied() | StopChecked():
             return cancel
         case CallParked():
-            return cancel or any(
+            return any(
                 (isinstance(new, CallResumed) and new.call == given.call)
                 or (isinstance(new, CallFinished) and new.result.call == given.call)
                 for new in news
