@@ -754,6 +754,14 @@ def test_run_sync_raises_as_run_does() -> None:
         Agent(Script(call("add", a=1, b=2)), tools=[add], limits=Limits(steps=1)).run_sync("1 + 2?")
 
 
+def test_a_failure_of_run_sync_has_no_other_failure_behind_it() -> None:
+    with pytest.raises(ModelFailed) as failed:
+        Agent(Script(fail(ModelError("no")))).run_sync("hi")
+    cause = failed.value.__cause__
+    assert isinstance(cause, ModelError)
+    assert cause.__context__ is None
+
+
 async def test_run_sync_refuses_inside_a_loop_before_any_work() -> None:
     script = Script(say("x"))
     with pytest.raises(InsideLoop, match=r"await agent\.run"):

@@ -312,11 +312,9 @@ class Agent(Generic[DepsT, OutputT]):
         Raises:
             InsideLoop: An event loop is running already; nothing was done.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self.run(prompt, deps=deps, history=history, model=model, settings=settings))
-        raise InsideLoop("run_sync cannot run inside an event loop; use `await agent.run(…)`")
+        if _inside_loop():
+            raise InsideLoop("run_sync cannot run inside an event loop; use `await agent.run(…)`")
+        return asyncio.run(self.run(prompt, deps=deps, history=history, model=model, settings=settings))
 
     # -- for the layers above
 
@@ -470,6 +468,14 @@ def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> N
         if not tool.needs <= allow:
             missing = ", ".join(sorted(tool.needs - allow))
             raise NotAllowed(f"tool {tool.name!r} needs {missing}; allow it, or leave the tool out")
+
+
+def _inside_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _finish(loop: RunLoop) -> Result[Any]:

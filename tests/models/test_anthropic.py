@@ -1159,6 +1159,21 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     assert len(model._clients._owned) == 1
 
 
+@pytest.mark.usefixtures("nothing_set")
+async def test_one_generator_holds_a_client_since_a_loop_cannot_close_one_inside_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    hooks, held = sys.get_asyncgen_hooks(), list[object]()
+    sys.set_asyncgen_hooks(firstiter=held.append)
+    try:
+        client = await AnthropicMessages(MODEL)._client()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    assert len(held) == 1
+    await client.close()
+
+
 async def test_a_stream_left_early_is_closed() -> None:
     body = Cut(sse(*HELLO), sse(*end()))
     server = Server(lambda: httpx2.Response(200, stream=body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import httpx2
@@ -76,7 +76,7 @@ class AnthropicMessages:
     ) -> None:
         self._model = model
         self._output = output
-        self._clients = Clients(_client_of_the_environment, client)
+        self._clients = Clients(_ClientOfTheEnvironment, client)
 
     def __repr__(self) -> str:
         return f"AnthropicMessages({self._model!r})"
@@ -112,18 +112,25 @@ class AnthropicMessages:
         return await self._clients.here()
 
 
-@asynccontextmanager
-async def _client_of_the_environment() -> AsyncIterator[AsyncAnthropic]:
-    """A client with a key. The SDK itself misses one only when it sends."""
-    text = "no API key: set ANTHROPIC_API_KEY, or give the model a client"
-    try:
-        made = AsyncAnthropic()
-    except AnthropicError as error:
-        raise ModelError(text, code="MODEL_AUTH") from error
-    async with made as client:
-        if client.api_key is None and client.auth_token is None and client.credentials is None:
+class _ClientOfTheEnvironment:
+    """A client with a key, for `async with`. The SDK itself misses one only when it sends.
+
+    No async generator: a loop that shuts down closes all that are suspended at once, also one inside another.
+    """
+
+    async def __aenter__(self) -> AsyncAnthropic:
+        text = "no API key: set ANTHROPIC_API_KEY, or give the model a client"
+        try:
+            self._made = AsyncAnthropic()
+        except AnthropicError as error:
+            raise ModelError(text, code="MODEL_AUTH") from error
+        if self._made.api_key is None and self._made.auth_token is None and self._made.credentials is None:
+            await self._made.close()
             raise ModelError(text, code="MODEL_AUTH")
-        yield client
+        return self._made
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._made.close()
 
 
 def _arguments(body: _Json) -> _Json:
