@@ -216,6 +216,13 @@ def test_a_type_that_cannot_be_described_is_a_wrong_call_that_names_it(kind: obj
     assert not isinstance(refused.value, InvalidTool)
 
 
+def test_what_is_said_of_a_type_is_one_line_that_names_the_way_out() -> None:
+    with pytest.raises(WrongCall) as refused:
+        inspect_output(type("Bare", (), {}), "desk")
+    assert str(refused.value).endswith("; use a pydantic model, a dataclass or a TypedDict")
+    assert "\n" not in str(refused.value)
+
+
 def even(value: int) -> int:
     if value % 2:
         raise ValueError("must be even")

@@ -754,6 +754,17 @@ def test_run_sync_raises_as_run_does() -> None:
         Agent(Script(call("add", a=1, b=2)), tools=[add], limits=Limits(steps=1)).run_sync("1 + 2?")
 
 
+@pytest.mark.parametrize("model", [None, 3, Script, object()], ids=str)
+def test_what_is_no_model_is_refused_when_the_agent_is_made(model: Any) -> None:
+    with pytest.raises(WrongCall, match=r"agent 'desk': .* is no model"):
+        Agent(model, name="desk")
+
+
+def test_one_string_is_no_set_of_permissions() -> None:
+    with pytest.raises(WrongCall, match=r"\{'payments'\}"):
+        Agent(Script(), allow="payments")
+
+
 def test_a_failure_of_run_sync_has_no_other_failure_behind_it() -> None:
     with pytest.raises(ModelFailed) as failed:
         Agent(Script(fail(ModelError("no")))).run_sync("hi")

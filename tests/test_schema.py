@@ -694,6 +694,9 @@ def test_a_builtin_without_a_signature_is_refused_with_its_name() -> None:
         {"expires": float("inf")},
         {"attempts": 0},
         {"cap": 0},
+        {"effect": "never"},
+        {"approval": "no"},
+        {"needs": "payments"},
     ],
     ids=str,
 )

@@ -80,7 +80,7 @@ class Agent(Generic[DepsT, OutputT]):
         description: What a model is told of it where it is another agent's tool.
 
     Raises:
-        WrongCall: The output type cannot be described.
+        WrongCall: The output type cannot be described, or the model is none.
         InvalidTool: A function cannot be a tool, or two tools have one name.
         NotAllowed: A tool needs a permission that `allow` lacks.
     """
@@ -200,6 +200,10 @@ class Agent(Generic[DepsT, OutputT]):
         allow: Iterable[str] | None = None,
         description: str | None = None,
     ) -> None:
+        if not isinstance(model, str) and (isinstance(model, type) or not hasattr(model, "stream")):
+            raise WrongCall(
+                f"agent {name!r}: {model!r} is no model; give 'openai:…', or an object with Model's methods"
+            )
         self.model = model
         self.name = name
         self.instructions = instructions
@@ -208,7 +212,7 @@ class Agent(Generic[DepsT, OutputT]):
         self.settings = settings
         self.output = None if output is str else output
         self.stop_when: tuple[StopCondition, ...] = (stop_when,) if callable(stop_when) else tuple(stop_when)
-        self.allow = None if allow is None else frozenset(allow)
+        self.allow = permissions(allow)
         self.description = description
         made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in tools]
         self._tools = toolset(tuple(made))
@@ -454,6 +458,17 @@ def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> froze
     if left is None or right is None:
         return right if left is None else left
     return left & right
+
+
+def permissions(allow: Iterable[str] | None) -> frozenset[str] | None:
+    """What `allow=` says; None is everything.
+
+    Raises:
+        WrongCall: It is one string, whose letters are no permissions.
+    """
+    if isinstance(allow, str):
+        raise WrongCall(f"allow=… is a set of permissions: {{{allow!r}}}")
+    return None if allow is None else frozenset(allow)
 
 
 def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> None:

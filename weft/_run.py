@@ -58,6 +58,7 @@ from weft._result import MISSING, Pending, Result, child_result, reason_of
 from weft._setup import Recorder, Setup, Slot, StepInfo
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import Place, call_user_code, judge, run_body
+from weft.errors import WrongCall
 from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import (
     Finish,
@@ -759,7 +760,8 @@ def _lanes(
 def _describe(error: Exception) -> ErrorInfo:
     if isinstance(error, ModelError):
         return ErrorInfo(kind="model", code=error.code, message=clean_text(str(error)))
-    return ErrorInfo(kind="model", code="MODEL", message=f"the model call failed ({type(error).__name__})")
+    why = f": {clean_text(str(error))}" if isinstance(error, WrongCall) else f" ({type(error).__name__})"
+    return ErrorInfo(kind="model", code="MODEL", message=f"the model call failed{why}")
 
 
 def _broken(what: str, error: Exception) -> ErrorInfo:

@@ -272,7 +272,7 @@ def inspect_output(kind: Any, name: str) -> OutputShape:
             schema = _schema(adapter)
             del schema["title"]
     except _UNDESCRIBED as error:
-        raise WrongCall(f"the output of {name!r}: {kind!r} cannot be described: {error}") from error
+        raise WrongCall(f"the output of {name!r}: {kind!r} cannot be described: {_first(error)}") from error
     return OutputShape(
         schema=schema, wrapped=wrapped, runs_code=runs_code(adapter.core_schema, rendering=False), adapter=adapter
     )
@@ -367,7 +367,7 @@ def _described(
     except _UNDESCRIBED as error:
         for parameter, hint, _ in fields:  # which one is it?
             _check(hint, f"tool {name!r}: parameter {parameter!r}", namespace)
-        raise InvalidTool(f"tool {name!r}: {error}") from error
+        raise InvalidTool(f"tool {name!r}: {_first(error)}") from error
     schema.pop("title", None)
     for key in schema.setdefault("properties", {}):
         if _KEY.fullmatch(key) is None:
@@ -378,11 +378,18 @@ def _described(
     return arguments, schema
 
 
+def _first(error: Exception) -> str:
+    """What pydantic says of a type, without its advice: none of it helps here."""
+    text = str(error).split("\n\n")[0]
+    said, _, _ = text.partition(". Set `arbitrary_types_allowed=True`")
+    return said if said == text else f"{said}; use a pydantic model, a dataclass or a TypedDict"
+
+
 def _check(hint: Any, what: str, namespace: Mapping[str, Any]) -> None:
     try:
         _schema(_adapter(hint, namespace))
     except _UNDESCRIBED as error:
-        raise InvalidTool(f"{what}: {error}") from error
+        raise InvalidTool(f"{what}: {_first(error)}") from error
 
 
 def _result(hint: Any, name: str, namespace: Mapping[str, Any]) -> TypeAdapter[Any] | None:
@@ -391,4 +398,4 @@ def _result(hint: Any, name: str, namespace: Mapping[str, Any]) -> TypeAdapter[A
     try:
         return _adapter(hint, namespace)
     except _UNDESCRIBED as error:
-        raise InvalidTool(f"tool {name!r}: its result: {error}") from error
+        raise InvalidTool(f"tool {name!r}: its result: {_first(error)}") from error

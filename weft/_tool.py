@@ -9,7 +9,18 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    get_args,
+    overload,
+)
 
 from pydantic import Field
 from typing_extensions import TypeVar
@@ -216,6 +227,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
         label = str(getattr(body, "__name__", "tool")) if name is None else name
         _check_name(label)
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
+        _check_kinds(label, effect=effect, approval=approval, needs=needs)
         signature = inspect_function(body, label, Context, namespace)
         return Tool(
             name=label,
@@ -249,6 +261,15 @@ def _check_options(name: str, *, timeout: float | None, expires: float | None, a
             raise InvalidTool(f"tool {name!r}: {label} is a positive number of seconds, or None")
     if attempts < 1 or cap < 1:
         raise InvalidTool(f"tool {name!r}: attempts and cap are at least 1")
+
+
+def _check_kinds(name: str, *, effect: object, approval: object, needs: object) -> None:
+    if effect not in get_args(EffectKind):
+        raise InvalidTool(f"tool {name!r}: effect is one of {', '.join(map(repr, get_args(EffectKind)))}")
+    if not isinstance(approval, bool) and not callable(approval):
+        raise InvalidTool(f"tool {name!r}: approval is True, False, or a function of the tool's arguments")
+    if isinstance(needs, str):
+        raise InvalidTool(f"tool {name!r}: needs is a set of permissions: {{{needs!r}}}")
 
 
 def as_tool(item: Tool[Any] | Callable[..., Any]) -> Tool[Any]:

@@ -430,6 +430,11 @@ def test_a_string_is_looked_up_at_its_first_use_and_once() -> None:
         unknown.info()
 
 
+async def test_a_name_that_no_adapter_has_is_said_when_it_is_asked() -> None:
+    with pytest.raises(ModelFailed, match=r"the model call failed: no model 'nobody:x'; use one of anthropic:…"):
+        await Agent(retry("nobody:x")).run("hi")
+
+
 async def test_a_string_is_asked_as_the_model_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_MODEL_REQUESTS", "deny")
     for model in (retry("openai:gpt-5"), fallback("openai:gpt-5", Strict("b"))):

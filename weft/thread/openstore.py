@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from weft._agent import Agent, check_allowed, narrower
+from weft._agent import Agent, check_allowed, narrower, permissions
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
@@ -246,7 +246,7 @@ class OpenStore:
         """
         self.check_open()
         agent._check_deps(deps)
-        allowed = narrower(agent.allow, None if allow is None else frozenset(allow))
+        allowed = narrower(agent.allow, permissions(allow))
         check_allowed(agent.tools, allowed)
         header = Header(
             thread=(thread := self.ids.new()),
