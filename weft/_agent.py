@@ -345,6 +345,10 @@ class Agent(Generic[DepsT, OutputT]):
         if choice not in (None, "auto", "none", "required") and choice not in self._tools:
             raise WrongCall(f"agent {self.name!r} has no tool {choice!r} that Settings(tool_choice=…) could mean")
 
+    def _check_ready(self) -> None:
+        """Raise what would keep a run from beginning: a model that cannot be had, settings that fit no tool."""
+        self._setup(deps=None)
+
     def _setup(
         self,
         *,

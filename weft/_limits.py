@@ -24,7 +24,8 @@ _ASKS_AGAIN = frozenset({_texts.INVALID_INPUT, _texts.RETRY})
 class Limits:
     """What a run may spend. Checked before the model is called again: a step that ends the run may overshoot.
 
-    All but `seconds` hold for the whole run, across parks and recoveries.
+    All hold for the whole run, across parks and recoveries; but of `seconds`, what a turn had used whose process died
+    is not known, and does not count.
     """
 
     steps: int = 10

@@ -390,6 +390,11 @@ async def test_a_name_that_a_model_made_up_is_mended_on_the_wire() -> None:
     assert body["messages"][1]["content"][0]["name"] == "functions_add_it"
 
 
+async def test_a_name_that_is_longer_than_any_provider_takes_is_cut_on_the_wire() -> None:
+    body = await sent(*calling(ToolCall(id="weft1", name="n" * 300, arguments="{}")))
+    assert body["messages"][1]["content"][0]["name"] == "n" * 64
+
+
 async def test_ids_that_were_made_unique_stay_so_and_fit_the_wire() -> None:
     call = ToolCall(id="call.1", name="add", arguments="{}")
     transcript = repair([*calling(call), *calling(call)[1:]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,6 +23,8 @@ from weft import (
     Limits,
     Message,
     ModelFailed,
+    ModelInfo,
+    ModelRequest,
     RunFailed,
     Settings,
     Text,
@@ -32,6 +34,7 @@ from weft import (
 )
 from weft.errors import NoNext, NotFound, StopAndLook, TurnCancelled, WrongCall
 from weft.events import Event, event_adapter
+from weft.model import ModelEvent
 from weft.testing import CountingIds, ManualClock, Script, call, calls, fail, hold, override, say
 from weft.thread import Entry, Memory, OpenStore, Session, Turn, approve, open_store
 
@@ -2118,3 +2121,30 @@ async def test_a_model_that_nobody_knows_is_refused_before_anything_is_written(w
         assert session.head == head
         again = await store.open(session.id, Agent(Script(say("hello"))))
         assert (await again.ask("hi")).text == "hello"
+
+
+class Unfindable:
+    """A model around one that cannot be had."""
+
+    def info(self) -> ModelInfo:
+        raise WrongCall("there is no such model")
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        raise AssertionError("never asked")
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        Agent(Script(say("never")), settings=Settings(tool_choice="lok")),
+        Agent(Unfindable(), output=int),
+    ],
+    ids=["a tool choice that no tool fits", "a model that cannot be had"],
+)
+async def test_a_run_that_cannot_begin_is_refused_before_anything_is_written(agent: Agent[Any, Any]) -> None:
+    async with open_store("memory:") as store:
+        session = await store.create(agent)
+        before = session.head
+        with pytest.raises(WrongCall, match="no tool 'lok'|no such model"):
+            await session.send("go")
+        assert session.head == before

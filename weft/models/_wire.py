@@ -13,13 +13,15 @@ from weft.models._stream import is_object
 __all__ = ["arguments_of", "base64_of", "data_url", "id_of", "is_own", "name_of", "object_of"]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_NAME = 64
+"""What OpenAI takes; others take more. A tool of weft's has no longer one."""
 _MARGIN = 100
 """Levels of nesting that the rest of a body, and the calls that write it, may need."""
 
 
 def name_of(call: ToolCall) -> str:
     """The call's name as the wire allows it: what a model made up must not get the request refused."""
-    return _NOT_IN_A_NAME.sub("_", call.name)
+    return _NOT_IN_A_NAME.sub("_", call.name)[:_LONGEST_NAME]
 
 
 def arguments_of(call: ToolCall) -> str:

@@ -108,7 +108,7 @@ class Actor:
     async def send(self, message: Message, *, policy: str, key: str | None) -> Turn[Any]:
         """Accept an input, durably; run it at once where nothing is in the way."""
         context = copy_context()
-        self.agent._resolved()  # a model that cannot be had is said before anything is written
+        self.agent._check_ready()  # what keeps a run from beginning is said before anything is written
         if policy == "reject" and self.live.runner is None:
             await self.live.refresh()
         owner, limits = self.place.store.owner, self.agent.limits
@@ -236,7 +236,7 @@ class Actor:
 
     async def _claim_next(self) -> tuple[Plan, Mapping[str, CallPlan]] | None:
         """Claim the thread for the turn that is due; None where there is none, or somebody else has it."""
-        self.agent._resolved()
+        self.agent._check_ready()
         plans = await self._judge_open()
         if self.place.leaving:
             return None
@@ -393,7 +393,7 @@ class Actor:
 
     async def _begin_as_child(self, receipt: ReceiptView, parent: Header, slot: Slot) -> None:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
-        self.agent._resolved()
+        self.agent._check_ready()
         await slot.take()
         accepted = receipt.accepted
         allow = narrower(self.agent.allow, parent.permissions)

@@ -131,9 +131,9 @@ class Live:
     def __init__(self, world: World, thread: str) -> None:
         self.id = thread
         self.runner: Runner | None = None
-        self.context: Context | None = None
         self.output: Output | None = None
         """What the answers of the agent are that has last opened the thread here."""
+        self.context: Context | None = None
         """The context in which the present run was sent; its resumes and children run in copies of it."""
         self.contexts: dict[str, Context] = {}
         """The same, by inbox item, for what is queued."""
