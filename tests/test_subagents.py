@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tests.structured import MODES, Mode, Structured, answer
 from weft import Agent, Context, LimitReached, Limits, ModelFailed, Usage, tool
+from weft._moves import Begin
 from weft.errors import InvalidTool, NotAllowed, TurnCancelled
 from weft.model import ModelEvent, ModelRequest
 from weft.pool import Pool
@@ -609,3 +610,17 @@ async def test_the_keys_of_its_tools_differ_from_call_to_call() -> None:
     await Agent(outer, tools=[child]).run("go")
     assert len(keys) == len(set(keys))
     assert len(keys) >= 2
+
+
+async def test_a_sub_agent_that_waits_for_its_slot_has_not_started_where_its_run_is_cancelled() -> None:
+    busy = Agent(Script(hold(asyncio.Event(), say("never")), say("never")), name="busy")
+    ask = Pool(limit=1).wrap("ask", busy, description="Asks.")
+    loop = Agent(Script(calls(call("ask", prompt="a"), call("ask", prompt="b"))), tools=[ask])._loop("go")
+    task = asyncio.ensure_future(loop.drive(Begin()))
+    await settle()
+    loop.interrupt("cancel")
+    await task
+    assert [result.content for result in list(loop.history())[-1].results] == [
+        "The call was cancelled. It had started, so its effect may have happened.",
+        "The call was cancelled. It had not started, so nothing was done.",
+    ]

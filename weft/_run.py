@@ -646,11 +646,11 @@ class RunLoop:
         tool = self.setup.tools[call.name]
         if not self._recorder.may_act():
             return
-        self._ahead.discard(call.id)
         context = self._context(call, attempt)
         if tool._delegate is not None:
             finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
         else:
+            self._ahead.discard(call.id)
             arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
             late = self._recorder.late
             if not tool._signature.is_async:
@@ -681,6 +681,7 @@ class RunLoop:
         self._slot.hand_back()
         slot = Slot(delegate)
         await slot.take()
+        self._ahead.discard(call.id)
         run: RunLoop | Contained | None = None
         try:
             run = await contain("child", self._sub_loop(delegate, tool, call, context, slot))

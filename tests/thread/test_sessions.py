@@ -2145,6 +2145,6 @@ async def test_a_run_that_cannot_begin_is_refused_before_anything_is_written(age
     async with open_store("memory:") as store:
         session = await store.create(agent)
         before = session.head
-        with pytest.raises(WrongCall, match="no tool 'lok'|no such model"):
+        with pytest.raises(WrongCall, match=r"no tool 'lok'|no such model"):
             await session.send("go")
         assert session.head == before
