@@ -906,3 +906,22 @@ async def test_a_run_goes_on_after_a_deadline() -> None:
     assert ended is not None
     assert ended.outcome == "answered"
     assert codes(loop.history()[2].results) == ["TIMEOUT", None]
+
+
+async def test_where_a_body_or_a_predicate_has_failed_is_logged_without_the_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> None:
+        """Break."""
+        raise OSError("secret")
+
+    def predicate() -> bool:
+        raise KeyError("secret")
+
+    gated = tool(name="gated", approval=predicate)(lambda: None)
+    script = Script(calls(call("broken"), call("gated")), say("x"))
+    await Agent(script, tools=[tool(broken), gated]).run("go")
+    assert "secret" not in caplog.text
+    told = {record.getMessage().split(" at ")[0]: record.getMessage() for record in caplog.records}
+    assert set(told) == {"tool broken failed: OSError", "a call of tool gated was not made: KeyError"}
+    assert all(f"{__file__}:" in text for text in told.values())

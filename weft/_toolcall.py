@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -22,6 +23,8 @@ from weft.messages import ToolCall, ToolResult, clean_text
 
 Late: TypeAlias = Callable[[ToolCall, Callable[[], Coroutine[Any, Any, ToolResult]]], None]
 """Told of a call whose result has come too late, and what makes it."""
+
+_log = logging.getLogger("weft")
 
 GRACE = 2.0
 """Seconds that a cancelled body gets to clean up."""
@@ -88,7 +91,10 @@ def _wrong(tool: Tool[Any], call: ToolCall, failure: Contained) -> ToolResult:
 
 def _broken(call: ToolCall, failure: Contained) -> ToolResult:
     """For a call that did not come to its body, since a validator or a predicate failed or found no thread."""
-    return _no_thread(call) if _not_run(failure) else _texts.unexpected(call.id)
+    if _not_run(failure):
+        return _no_thread(call)
+    _log.warning("a call of tool %s was not made: %s", call.name, _where(failure.cause))
+    return _texts.unexpected(call.id)
 
 
 async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained:
@@ -194,7 +200,17 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
         case Retry():
             return _texts.error(call, _texts.RETRY, _texts.capped(clean_text(str(error)), tool.cap))
         case _:
+            _log.warning("tool %s failed: %s", tool.name, _where(error))
             return _texts.unexpected(call.id)
+
+
+def _where(error: Exception) -> str:
+    """The type of an exception, and where it was raised; not its text, which may hold anything."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(error).__name__}{place}"
 
 
 _LATE = object()
