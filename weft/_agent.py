@@ -15,7 +15,7 @@ from typing_extensions import TypeVar, is_typeddict
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
 from weft._machine import Rules, State
-from weft._moves import Begin, EffectKind
+from weft._moves import STRICTNESS, Begin, EffectKind
 from weft._output import Output
 from weft._ports import Clock, Ids, SystemClock, SystemIds, joined, start_task
 from weft._repair import Transcript, repair
@@ -28,7 +28,7 @@ from weft._tool import Context, Tool, as_tool, delegating, toolset
 from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall
 from weft.events import Event
 from weft.messages import File, Message, Text, as_message
-from weft.model import Model, Settings
+from weft.model import TOOL_CHOICES, Model, Settings
 from weft.models.resolve import resolve
 
 __all__ = ["Agent", "RunStream"]
@@ -342,7 +342,7 @@ class Agent(Generic[DepsT, OutputT]):
 
     def _check_choice(self, settings: Settings) -> None:
         choice = settings.tool_choice
-        if choice not in (None, "auto", "none", "required") and choice not in self._tools:
+        if choice is not None and choice not in TOOL_CHOICES and choice not in self._tools:
             raise WrongCall(f"agent {self.name!r} has no tool {choice!r} that Settings(tool_choice=…) could mean")
 
     def _check_ready(self) -> None:
@@ -437,9 +437,6 @@ class SubAgent:
         return None
 
 
-_STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
-
-
 def as_agent_tool(agent: Agent[Any, Any]) -> Tool[Any]:
     """A tool that asks this agent. Its effect is the strictest of the agent's own tools'."""
     description = agent.description or f"Asks the agent {agent.name!r}; give it all that it needs to know."
@@ -449,7 +446,7 @@ def as_agent_tool(agent: Agent[Any, Any]) -> Tool[Any]:
 def _strictest(agent: Agent[Any, Any]) -> EffectKind:
     """Of its tools' effects; of those that delegate, what is behind them."""
     behind = [tool.effect if tool._delegate is None else _strictest(tool._delegate.agent) for tool in agent.tools]
-    return max(behind, key=_STRICTNESS.index, default="none")
+    return max(behind, key=STRICTNESS.index, default="none")
 
 
 def _structural(kind: type) -> bool:

@@ -10,6 +10,8 @@ from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Us
 from weft.model import Finish
 
 EffectKind: TypeAlias = Literal["none", "repeatable", "once"]
+STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
+"""From the laxest effect to the strictest."""
 Gate: TypeAlias = Literal["bodies", "reply", "end"]
 Outcome: TypeAlias = Literal["answered", "parked", "stopped", "failed", "cancelled"]
 

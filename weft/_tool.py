@@ -29,7 +29,7 @@ from weft._moves import EffectKind
 from weft._schema import Signature, inspect_function
 from weft._texts import RESULT_CAP
 from weft.errors import InvalidTool
-from weft.model import ToolDefinition
+from weft.model import TOOL_CHOICES, ToolDefinition
 
 if TYPE_CHECKING:
     from weft._agent import Agent
@@ -117,8 +117,6 @@ class Delegate(Protocol):
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What every provider takes as a tool's name."""
-_CHOICES = frozenset({"auto", "none", "required"})
-"""What a tool choice says that names no tool."""
 
 Approval: TypeAlias = bool | Callable[..., Any]
 
@@ -248,10 +246,10 @@ def tool(  # noqa: PLR0913  # keyword-only options
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in _CHOICES:
+    if not _NAME.fullmatch(name) or name in TOOL_CHOICES:
         raise InvalidTool(
-            f"tool {name!r}: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -, and none of {', '.join(sorted(_CHOICES))}; "
-            "give another with name=…"
+            f"tool {name!r}: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -, "
+            f"and none of {', '.join(sorted(TOOL_CHOICES))}; give another with name=…"
         )
 
 

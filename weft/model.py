@@ -25,6 +25,10 @@ __all__ = [
 ]
 
 
+TOOL_CHOICES = frozenset({"auto", "none", "required"})
+"""What a tool choice says that names no tool."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to ask. What is None is left to the provider."""

@@ -13,12 +13,10 @@ from weft.model import ModelError, Settings
 from weft.models._client import Clients
 from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
 
-__all__ = ["CHOICES", "Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
+__all__ = ["Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
 
 Json: TypeAlias = dict[str, Any]
 Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
-CHOICES = frozenset({"auto", "none", "required"})
-"""What a tool choice says when it is not a tool's name."""
 
 
 async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:

@@ -18,6 +18,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaTool
 
 from weft.messages import File, Message, Text, ToolCall, Usage
 from weft.model import (
+    TOOL_CHOICES,
     Finish,
     ModelError,
     ModelEvent,
@@ -30,7 +31,7 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import CHOICES, Json, Reason, arguments_text, client_here, extra_body, model_errors
+from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
 from weft.models._wire import arguments_of, data_url, name_of
@@ -122,7 +123,7 @@ def _settings(settings: Settings) -> Json:
 
 
 def _tool_choice(choice: str) -> str | Json:
-    return choice if choice in CHOICES else {"type": "function", "function": {"name": choice}}
+    return choice if choice in TOOL_CHOICES else {"type": "function", "function": {"name": choice}}
 
 
 def _function(tool: ToolDefinition) -> Json:

@@ -31,6 +31,7 @@ from openai.types.responses import (
 
 from weft.messages import File, Message, Reasoning, Text, ToolCall, Usage
 from weft.model import (
+    TOOL_CHOICES,
     Finish,
     ModelError,
     ModelEvent,
@@ -45,7 +46,7 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import CHOICES, Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
+from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
 from weft.models._strict import openai_strict
 from weft.models._wire import arguments_of, data_url, is_own, name_of
 
@@ -150,7 +151,7 @@ def _settings(settings: Settings) -> Json:
 
 
 def _tool_choice(choice: str) -> str | Json:
-    return choice if choice in CHOICES else {"type": "function", "name": choice}
+    return choice if choice in TOOL_CHOICES else {"type": "function", "name": choice}
 
 
 def _function(tool: ToolDefinition) -> Json:

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from weft import _texts
 from weft._contain import Contained, contain
 from weft._moves import (
+    STRICTNESS,
     Asked,
     Begin,
     CallFinished,
     CallParked,
     CallResumed,
-    EffectKind,
     Ended,
     Fact,
     Finished,
@@ -342,14 +342,11 @@ def _as_result(body: CallResult) -> ToolResult:
     return ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
 
 
-_STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
-
-
 def _as_stored(plan: Plan, call: CallView) -> Plan:
     """The effect under which a body was started wins over a laxer one that the tool has now."""
     if isinstance(plan, Refused | Submitted) or call.effect is None:
         return plan
-    known = [effect for effect in _STRICTNESS if effect in (call.effect, plan.effect)]
+    known = [effect for effect in STRICTNESS if effect in (call.effect, plan.effect)]
     return replace(plan, effect=known[-1])
 
 
