@@ -38,7 +38,7 @@ class Held:
 class Deaf(MemoryStore):
     """A store whose renewals never arrive."""
 
-    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
         raise StoreFailed("no answer")
 
 

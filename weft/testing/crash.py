@@ -81,8 +81,8 @@ class CrashStore(MemoryStore):
         self._kit = kit
         self._queue: list[_Queued] = []
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
-        return self._enqueue(thread, partial(self._create, thread, line, index))
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        return self._enqueue(thread, partial(self._create, thread, line, index, more))
 
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None

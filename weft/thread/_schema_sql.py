@@ -70,7 +70,7 @@ def append_statement(change: str, *, index: bool) -> str:
 
 CREATE = (
     "INSERT INTO threads (id, count, digest, kind, name, parent, root, meta, title, pending, unsettled, due) "
-    "VALUES (:id, 1, :digest, :kind, :name, :parent, :root, :meta, :title, :pending, :unsettled, :due) "
+    "VALUES (:id, :count, :digest, :kind, :name, :parent, :root, :meta, :title, :pending, :unsettled, :due) "
     "ON CONFLICT (id) DO NOTHING RETURNING tid"
 )
 INSERT_LINE = "INSERT INTO lines (tid, n, line) VALUES (?, ?, ?)"
@@ -84,10 +84,14 @@ DELETE_LINES = "DELETE FROM lines WHERE tid = ?"
 DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
 OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"
 EXPIRE_OWNER = "UPDATE threads SET expires = 0 WHERE owner = ?"
-RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING id"
+RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING count"
 LIST = (
-    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0), tid FROM threads "
-    "WHERE (:kind IS NULL OR kind = :kind) AND (:parent IS NULL OR parent = :parent) "
+    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0), tid, "
+    "kind, name, parent, root, meta, title, pending, unsettled, due FROM threads "
+    "WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name) "
+    "AND (:parent IS NULL OR parent = :parent) AND (NOT :roots OR parent IS NULL) "
+    "AND (:pending IS NULL OR (pending > 0) = :pending) "
+    "AND (:title IS NULL OR instr(casefold(coalesce(title, '')), :title)) "
     "AND (:after IS NULL OR tid < :after) "
     "AND NOT EXISTS (SELECT 1 FROM json_each(:meta) AS wanted WHERE NOT EXISTS ("
     "SELECT 1 FROM json_each(threads.meta) AS found WHERE found.key = wanted.key AND found.value = wanted.value)) "

@@ -66,11 +66,11 @@ class MemoryStore:
         self._open = False
         self._data._dead.add(self.owner)
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         try:
             self._check_open()
-            future.set_result(self._create(thread, line, index))
+            future.set_result(self._create(thread, line, index, more))
         except Closed as error:
             future.set_exception(error)
         return future
@@ -96,7 +96,7 @@ class MemoryStore:
         threads, after = self._data._threads, query.after
         rows = sorted(threads.items(), key=lambda item: item[1].order, reverse=True)
         chosen = [
-            Listed(name, found.lines[0], found.order)
+            Listed(name, found.lines[0], found.order, found.index)
             for name, found in rows
             if _matches(found.index, query) and (after is None or found.order < after)
         ]
@@ -111,16 +111,16 @@ class MemoryStore:
             raise Locked(thread, found.owner)
         del self._data._threads[thread]
 
-    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
         self._check_open()
-        kept = set()
+        kept: dict[str, int] = {}
         for thread, generation in held:
             found = self._data._threads.get(thread)
             if found is None or (found.owner, found.generation) != (self.owner, generation):
                 continue
             if found.expires > self._clock.now():
                 found.expires = self._clock.now() + self.ttl
-                kept.add(thread)
+                kept[thread] = found.head.count
         return kept
 
     async def now(self) -> float:
@@ -142,11 +142,12 @@ class MemoryStore:
     def _lease(self, found: _Thread) -> Lease:
         return Lease(owner=found.owner, generation=found.generation, live=self._live(found))
 
-    def _create(self, thread: str, line: bytes, index: Index) -> bytes:
+    def _create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes]) -> bytes:
         threads = self._data._threads
         if thread not in threads:
-            head = Head(1, digest_line(line))
-            threads[thread] = _Thread(lines=[line], head=head, index=index, order=self._data._created)
+            lines = [line, *more]
+            head = Head(len(lines), digest_line(lines[-1]))
+            threads[thread] = _Thread(lines=lines, head=head, index=index, order=self._data._created)
             self._data._created += 1
         return threads[thread].lines[0]
 
@@ -185,6 +186,14 @@ class MemoryStore:
 def _matches(index: Index, query: Query) -> bool:
     if query.kind is not None and index.kind != query.kind:
         return False
+    if query.name is not None and index.name != query.name:
+        return False
     if query.parent is not None and index.parent != query.parent:
+        return False
+    if query.roots and index.parent is not None:
+        return False
+    if query.pending is not None and bool(index.pending) != query.pending:
+        return False
+    if query.title is not None and query.title.casefold() not in (index.title or "").casefold():
         return False
     return all(index.meta.get(key) == value for key, value in query.meta.items())

@@ -517,7 +517,7 @@ def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> 
     return lambda: observer(thread, entry)
 
 
-async def _contained_renewal(store: Store, held: Sequence[tuple[str, int]]) -> set[str] | None:
+async def _contained_renewal(store: Store, held: Sequence[tuple[str, int]]) -> dict[str, int] | None:
     try:
         return await store.renew(held)
     except WeftError:

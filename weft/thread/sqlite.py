@@ -202,6 +202,7 @@ class SQLiteStore:
         self._reader = await aiosqlite.connect(self._path, isolation_level=None, timeout=_READ_TIMEOUT)
         try:
             await self._patiently()
+            await self._reader.create_function("casefold", 1, str.casefold, deterministic=True)
             self._begin_writing()
             await contain("store", self._clean_up())  # another time, where the disk refuses it now
         except BaseException:
@@ -338,10 +339,10 @@ class SQLiteStore:
 
     # -- writing
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
-        values = {"id": thread, "digest": digest_line(line), **_index_values(index)}
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        lines = (line, *more)
+        values = {"id": thread, "count": len(lines), "digest": digest_line(lines[-1]), **_index_values(index)}
         values |= {"kind": index.kind, "name": index.name, "parent": index.parent, "root": index.root}
-        text = line.decode("ascii")
 
         def stored(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute(sql.ONE_LINE, (thread, 0)).fetchone()
@@ -351,7 +352,8 @@ class SQLiteStore:
             row = connection.execute(sql.CREATE, values).fetchone()
             if row is None:
                 return stored(connection)
-            connection.execute(sql.INSERT_LINE, (row[0], 0, text))
+            rows = [(row[0], place, text.decode("ascii")) for place, text in enumerate(lines)]
+            connection.executemany(sql.INSERT_LINE, rows)
             return line
 
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -393,17 +395,18 @@ class SQLiteStore:
         self._enqueue(future, work, written)
         await future
 
-    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
         def work(connection: sqlite3.Connection) -> Outcome:
             now = self.clock.now()
-            kept = set()
+            kept: dict[str, int] = {}
             for thread, generation in held:
                 values = (now + self.ttl, thread, self.owner, generation, now)
-                if connection.execute(sql.RENEW, values).fetchone() is not None:
-                    kept.add(thread)
+                row = connection.execute(sql.RENEW, values).fetchone()
+                if row is not None:
+                    kept[thread] = row[0]
             return kept
 
-        kept: set[str] = await self._run(work)
+        kept: dict[str, int] = await self._run(work)
         return kept
 
     def _enqueue(
@@ -540,7 +543,11 @@ class SQLiteStore:
     async def list(self, query: Query) -> list[Listed]:
         values = {
             "kind": query.kind,
+            "name": query.name,
             "parent": query.parent,
+            "roots": query.roots,
+            "title": None if query.title is None else query.title.casefold(),
+            "pending": query.pending,
             "after": query.after,
             "meta": json.dumps(dict(query.meta)),
             "limit": query.limit,
@@ -549,7 +556,7 @@ class SQLiteStore:
             rows = await self._require_reader().execute_fetchall(sql.LIST, values)
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
-        return [Listed(row[0], str(row[1]).encode("ascii"), row[2]) for row in rows]
+        return [Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:])) for row in rows]
 
     async def now(self) -> float:
         return self.clock.now()
@@ -589,6 +596,30 @@ def _index_values(index: Index) -> dict[str, object]:
         "unsettled": index.unsettled,
         "due": index.due,
     }
+
+
+def _index(  # noqa: PLR0913  # the columns of a row
+    kind: str,
+    name: str,
+    parent: str | None,
+    root: str,
+    meta: str,
+    title: str | None,
+    pending: int,
+    unsettled: int,
+    due: float | None,
+) -> Index:
+    return Index(
+        kind=kind,
+        name=name,
+        parent=parent,
+        root=root,
+        meta=json.loads(meta),
+        title=title,
+        pending=pending,
+        unsettled=unsettled,
+        due=due,
+    )
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:

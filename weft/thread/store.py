@@ -97,6 +97,8 @@ class Listed(NamedTuple):
     """Its header."""
     cursor: int
     """Where the next page goes on, also when this thread was deleted meanwhile."""
+    state: Index
+    """What its view says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +106,16 @@ class Query:
     """Which threads to list, newest first."""
 
     kind: str | None = None
+    name: str | None = None
+    """The agent's or the definition's."""
     parent: str | None = None
+    roots: bool = False
+    """Only threads without a parent."""
     meta: Mapping[str, str] = field(default_factory=dict)
+    title: str | None = None
+    """Part of the title, in any case of letters (`str.casefold`)."""
+    pending: bool | None = None
+    """Whether something waits for a decision; None for both."""
     after: int | None = None
     """The cursor of the last row of the page before."""
     limit: int = 100
@@ -134,8 +144,15 @@ class Store(Protocol):
         """Write what is queued, end the writer, give the proof of life up."""
         ...
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
-        """Insert a thread with its header line, or get the header of the one that is there. Queued at once."""
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        """Insert a thread with its header line, or get the header of the one that is there. Queued at once.
+
+        Args:
+            thread: The thread's id.
+            line: The header's.
+            index: What the thread's view says after all these lines.
+            more: What follows the header, for a thread that is made as a copy: inserted with it, or not at all.
+        """
         ...
 
     def append(
@@ -176,8 +193,13 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, held: Sequence[tuple[str, int]]) -> set[str]:
-        """Extend one's own live leases of these generations; which threads are still held."""
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """Extend one's own live leases of these generations.
+
+        Returns:
+            The threads that are still held, and how many lines each has: more than their owner knows of where
+            somebody has sent mail.
+        """
         ...
 
     async def now(self) -> float:
