@@ -556,8 +556,8 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
     if step is not None:
         for call in step.open():
             started = bool(step.started >> step.places[call.id] & 1) and call.id not in given.untouched
-            results.append(_texts.cancelled(call.id, started=started))
-    facts = tuple(Finished(result=result, source="cancel") for result in results)
+            results.append(_texts.cancelled(call.id, started=started, by=given.by))
+    facts = tuple(Finished(result=result, source=given.by) for result in results)
     state, told = _tell(state, tuple(results))
     state, effects = _finish(state, facts, Ended(outcome="cancelled", usage=state.extra))
     return state, (*told, *effects)

@@ -271,6 +271,8 @@ class Deadline:
 class Cancelled:
     """Stop; the bodies have been stopped already."""
 
+    by: Literal["cancel", "interrupt"] = "cancel"
+    """Somebody has cancelled it, or a new message interrupts it."""
     model_in_flight: bool = False
     untouched: frozenset[str] = frozenset()
     """The calls of which it is known that no body was ever entered, although a start may have been recorded."""

@@ -7,7 +7,7 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -47,6 +47,7 @@ from weft._moves import (
     RunTools,
     Said,
     Spent,
+    Steer,
     StopChecked,
     Submitted,
 )
@@ -68,7 +69,8 @@ from weft.model import (
     Position,
 )
 
-Stop: TypeAlias = Literal["cancel", "revoke", "leave"]
+Ending: TypeAlias = Literal["cancel", "interrupt"]
+Stop: TypeAlias = Ending | Literal["revoke", "leave"]
 
 PARALLEL = 4
 """Bodies of one step that run at once. Delegating calls take no such place."""
@@ -169,17 +171,22 @@ class RunLoop:
             self._feeding = False
 
     def interrupt(self, stop: Stop) -> None:
-        """Stop what runs, from any task: `cancel` it, `revoke` the right to it, or `leave` it as it is."""
+        """Stop what runs, from any task: `cancel` or `interrupt` it, `revoke` the right to it, `leave` it as it is."""
         if self.over:
             return
         self._stop = self._stop or stop
         asyncio.get_running_loop().call_soon(self._fire)
 
-    def back(self, *news: Input, cancel: bool = False) -> None:
+    def back(self, *news: Input, cancel: Ending | None = None, dropped: Collection[str] = ()) -> None:
         """The records on their way were refused and are void: decide again, with what is new.
 
         Goes back to the state before the first of them and feeds the news, and what has really happened since but for
         what they overrule: a reply or a stop, where the run is cancelled; a park, where the call goes on.
+
+        Args:
+            news: What is new.
+            cancel: The run is cancelled, or interrupted.
+            dropped: Items that were to steer the run and are not to any more.
         """
         since, self._since = self._since, []
         if since:
@@ -188,21 +195,25 @@ class RunLoop:
                 self.transcript.cut(said[0])
                 self._replies -= sum(item.replies for item in since)
             self.state = since[0].before
-        if cancel:
+        if dropped:
+            left = tuple(steer for steer in self.state.steers if steer.item is None or steer.item not in dropped)
+            self.state = self.state._replace(steers=left)
+            since = [item for item in since if not _is_dropped(item.given, dropped)]
+        if cancel is not None:
             if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
                 self._in_flight = True  # what it spent is not known any more
             self.state = self.state._replace(held=None, cancelling=True)
         for given in news:  # first: what is fed again may park the run, and then they come too late
             self.feed(given)
         for item in since:
-            if not _overruled(item.given, news, cancel=cancel):
+            if not _overruled(item.given, news, cancel=cancel is not None):
                 self._quiet = True
                 try:
                     self.feed(item.given)
                 finally:
                     self._quiet = False
-        if cancel:
-            self.interrupt("cancel")
+        if cancel is not None:
+            self.interrupt(cancel)
 
     def expects(self, call: str) -> bool:
         """Whether the run waits for this call's result."""
@@ -320,8 +331,8 @@ class RunLoop:
     def _halt(self) -> None:
         stop, self._stop = self._stop, None
         match stop:
-            case "cancel":
-                self.feed(self._cancelled())
+            case "cancel" | "interrupt":
+                self.feed(self._cancelled(stop))
             case "revoke":
                 self.feed(RecordRefused())
             case "leave" | None:
@@ -349,10 +360,10 @@ class RunLoop:
     def _close_bare(self) -> None:
         """Cancelled from outside: a bare run is over, so its usage is what it is; a session's is handed on."""
         if not self._recorder.durable:
-            self.feed(self._cancelled())
+            self.feed(self._cancelled("cancel"))
 
-    def _cancelled(self) -> Cancelled:
-        return Cancelled(model_in_flight=self._in_flight, untouched=frozenset(self._ahead))
+    def _cancelled(self, by: Ending) -> Cancelled:
+        return Cancelled(by=by, model_in_flight=self._in_flight, untouched=frozenset(self._ahead))
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:
@@ -727,6 +738,10 @@ def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
             )
         case _:
             return False
+
+
+def _is_dropped(given: Input, dropped: Container[str]) -> bool:
+    return isinstance(given, Steer) and given.item is not None and given.item in dropped
 
 
 _NO_CALL = ToolCall(id="", name="", arguments="")

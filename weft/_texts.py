@@ -47,9 +47,12 @@ def interrupted(call: str) -> ToolResult:
     return error(call, INTERRUPTED, "The call was interrupted; its outcome is unknown.")
 
 
-def cancelled(call: str, *, started: bool) -> ToolResult:
-    """For a call that was open when its run was cancelled."""
-    return error(call, CANCELLED, f"The call was cancelled. {MAY_HAVE_HAPPENED if started else DID_NOT_START}")
+def cancelled(call: str, *, started: bool, by: str = "cancel") -> ToolResult:
+    """For a call that was open when its run was cancelled, or when a new message interrupted it."""
+    known = MAY_HAVE_HAPPENED if started else DID_NOT_START
+    if by == "interrupt":
+        return error(call, INTERRUPTED, f"The call was interrupted by a new message. {known}")
+    return error(call, CANCELLED, f"The call was cancelled. {known}")
 
 
 def not_run(call: str, reason: str) -> ToolResult:

@@ -27,13 +27,16 @@ from weft.thread.entries import (
     Body,
     CallResult,
     Cancel,
+    Compaction,
     Decision,
     Entry,
     Head,
     Header,
     Inbox,
     Info,
+    Leaf,
     Note,
+    Origin,
     Receipt,
     Request,
     Said,
@@ -84,6 +87,7 @@ BODIES: tuple[Body, ...] = (
         call="c-0",
         allow=("pay", "read"),
         expires=3_600.5,
+        origin=Origin(thread="t-9", position=12, digest="0123456789abcdef", copied=7, how="fork"),
     ),
     TurnStarted(
         cause="resume",
@@ -171,8 +175,12 @@ BODIES: tuple[Body, ...] = (
         key="k-4",
     ),
     Cancel(scope="tree"),
-    Info(title="Payments", meta={"state": "open"}),
+    Info(title="Payments", meta={"state": "open"}, removed=("draft",)),
     Note(name="seen", text='{"x": 1e400}'),
+    Leaf(to="e-4"),
+    Compaction(
+        keep="e-2", summary="they paid", stub="[left out]", usage=USAGE, model="m-1", before=90_000, after=20_000
+    ),
     Audit(what="late result", call="c-1", request="t-2.e-5", detail="after the end"),
 )
 
@@ -243,7 +251,7 @@ def seen(value: Any) -> Iterator[tuple[str, str]]:
 
 def test_every_stored_field_is_there_to_be_seen() -> None:
     """A field that is at its default would not show that it is stored."""
-    stored_types = {body for _, body in KINDS.values()} | {StartedCall, Message, Usage, ErrorInfo}
+    stored_types = {body for _, body in KINDS.values()} | {StartedCall, Origin, Message, Usage, ErrorInfo}
     stored_types |= {Text, File, Reasoning, ToolCall}
     wanted = {(made.__name__, found.name) for made in stored_types for found in fields(made)}
     constant = {("Header", "format")} | {(part.__name__, "kind") for part in (Text, File, Reasoning, ToolCall)}

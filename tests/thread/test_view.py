@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.test_crash_points import SCENARIOS
 from weft import Settings
-from weft._repair import Transcript, repair
+from weft._repair import History, Transcript, repair
 from weft.messages import Message
 from weft.model import ModelRequest, Position
 from weft.testing.crash import Kit
@@ -29,11 +29,13 @@ async def journals(scenario: Scenario) -> list[tuple[Header, list[Entry]]]:
 def shown(value: object) -> object:
     """A view as plain values, to compare."""
     if isinstance(value, View):
-        return {name: shown(getattr(value, name)) for name in View.__slots__ if name != "_messages"}
+        return {name: shown(getattr(value, name)) for name in View.__slots__ if name not in ("_messages", "_marked")}
     if isinstance(value, Transcript):
         return (value.messages, list(value.open))
     if isinstance(value, dict):
         return [(key, shown(item)) for key, item in value.items()]
+    if isinstance(value, History):
+        return list(value)
     if isinstance(value, Message) or not is_dataclass(value) or isinstance(value, type):
         return value
     return [shown(getattr(value, item.name)) for item in fields(value)]

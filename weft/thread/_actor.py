@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weft._agent import Agent, empty_context, narrower
 from weft._contain import Contained, contain
 from weft._machine import State
-from weft._moves import Begin, Ready, Refused
+from weft._moves import Begin, Ready, Refused, Steer
 from weft._moves import Plan as CallPlan
 from weft._ports import Clock, Ids
 from weft._result import reason_of
@@ -23,7 +23,7 @@ from weft._toolcall import judge
 from weft.errors import Changed, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
 from weft.events import TurnStarted
 from weft.messages import Message
-from weft.thread import _approvals, _receipts, _turns, entries
+from weft.thread import _approvals, _cancelling, _inbox, _receipts, _turns, entries
 from weft.thread._live import Live, TurnLog
 from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turns import Plan
@@ -105,7 +105,7 @@ class Actor:
 
     # -- input
 
-    async def send(self, message: Message, *, policy: str, key: str | None) -> Turn[Any]:
+    async def send(self, message: Message, *, policy: _inbox.Policy, key: str | None) -> Turn[Any]:
         """Accept an input, durably; run it at once where nothing is in the way."""
         context = copy_context()
         self.agent._check_ready()  # what keeps a run from beginning is said before anything is written
@@ -114,7 +114,7 @@ class Actor:
         owner, limits = self.place.store.owner, self.agent.limits
 
         def decide(view: View) -> Plan | None:
-            return _turns.send(view, message, key, policy=policy, first=_turns.prompt(message, key, owner, limits))
+            return _inbox.send(view, message, key, policy=policy, first=_inbox.prompt(message, key, owner, limits))
 
         plan = await self._claim_or_queue(decide)
         if plan is None:
@@ -122,7 +122,9 @@ class Actor:
         if plan.lease == "claim":
             self.live.context = context
             return self._start(plan, {})
-        self.live.contexts[plan.ids[0]] = context
+        if plan.ids[0] in self.live.view.queue:
+            self.live.contexts[plan.ids[0]] = context
+        _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
         self.place.spawn(self._go_on_quietly(), name=f"weft queue {self.live.id}", context=context)
         return Turn(self.live, item=plan.ids[0])
 
@@ -156,6 +158,7 @@ class Actor:
 
     async def _run(self, runner: TurnRunner, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
         await runner.run(loop, begin, started)
+        _cancelling.see_to(self.live)
         if self.parent is None and self.live.view.queue and not self.place.leaving:
             await self._go_on_quietly()
 
@@ -195,8 +198,10 @@ class Actor:
         runner.loop = loop
         live.runner = runner
         self.place.running(runner)
-        if run.cancelled:  # a cancel stays in force through every later recovery of its run
-            loop.interrupt("cancel")
+        if run.cancelled is not None:  # stays in force through every later recovery of its run
+            loop.interrupt(run.cancelled)
+        for item, message in _inbox.steers(view):
+            loop.feed(Steer(message=message, item=item))
         begin = Begin(open=open_calls(view, plans, plan.fresh))
         return runner, loop, begin, TurnStarted(turn=run.turn, run=run.run, cause=run.cause)
 
@@ -225,6 +230,7 @@ class Actor:
             return Turn(self.live, turn=running.turn, log=running.log)
         if self.parent is None:
             await self._expire()
+        await self._end_cancelled()
         view = self.live.view
         if view.run is not None and view.run.parked and not view.resumable():
             turn = view.run.turn
@@ -233,6 +239,13 @@ class Actor:
             return None if waits else Turn(self.live, after=turn)
         claimed = await self._claim_next()
         return None if claimed is None else self._start(*claimed)
+
+    async def _end_cancelled(self) -> None:
+        """Close what was parked and is cancelled; settle, beside what comes next, what was delegated by it."""
+        run = self.live.view.run
+        if run is not None and run.parked and run.cancelled is not None:
+            await _cancelling.end(self.live)
+        _cancelling.see_to(self.live)
 
     async def _claim_next(self) -> tuple[Plan, Mapping[str, CallPlan]] | None:
         """Claim the thread for the turn that is due; None where there is none, or somebody else has it."""
@@ -255,7 +268,7 @@ class Actor:
         return (
             _turns.recover(view, owner=owner)
             or _turns.resume(view, owner=owner)
-            or (_turns.queued(view, owner=owner, limits=limits) if self.parent is None else None)
+            or (_inbox.queued(view, owner=owner, limits=limits) if self.parent is None else None)
         )
 
     async def _judge_open(self) -> dict[str, CallPlan]:
@@ -352,6 +365,9 @@ class Actor:
         try:
             if new:
                 await child._begin_as_child(receipt, self.live.view.header, slot)
+            if not child.live.loaded:  # it was cancelled before there was a child
+                await _cancelling.settle(self.live, _receipts.cancelled(name))
+                return
             await self._drive_to_rest(name, receipt, child, slot)
         finally:
             slot.hand_back()
@@ -359,6 +375,10 @@ class Actor:
     async def _drive_to_rest(self, name: str, receipt: ReceiptView, child: Actor, slot: Slot) -> None:
         while True:
             view = child.live.view
+            if self._is_over(receipt):
+                await _cancelling.cancel(child.live)
+            if view.run is None and view.orphans():
+                await _cancelling.end(child.live)
             if view.run is None and view.ended:
                 end = next(reversed(view.ended.values()))
                 await self._settle(receipt.accepted.call, _receipts.settlement(name, end, view, self._cap(receipt)))
@@ -368,6 +388,10 @@ class Actor:
                 continue
             if view.undecided and await self._wait_for_decisions(name, child):
                 return
+
+    def _is_over(self, receipt: ReceiptView) -> bool:
+        """Whether nobody waits for the child any more, since the run that has delegated was cancelled."""
+        return receipt.settled is not None or any(orphan is receipt for orphan in self.live.view.orphans())
 
     async def _child(self, receipt: ReceiptView) -> Actor:
         accepted = receipt.accepted
@@ -395,6 +419,8 @@ class Actor:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         self.agent._check_ready()
         await slot.take()
+        if self.parent is not None and self.parent._is_over(receipt):
+            return
         accepted = receipt.accepted
         allow = narrower(self.agent.allow, parent.permissions)
         header = Header(
@@ -437,7 +463,7 @@ class Actor:
         def decide(view: View) -> Plan | None:
             if view.run is not None or view.ended:
                 return None
-            return _turns.prompt(message, accepted.call, owner, self.agent.limits)
+            return _inbox.prompt(message, accepted.call, owner, self.agent.limits)
 
         return await self.live.command(decide)
 
@@ -502,25 +528,28 @@ class Actor:
 
     async def _settle(self, call: str | None, body: entries.Receipt) -> None:
         """Record a child's end here: by the running turn, or with the resume that it allows, or as mail."""
+        asked = tuple(self.live.view.receipts[body.receipt or ""].requests)
         while True:
             runner = self.live.runner
             if isinstance(runner, TurnRunner):
                 if call is not None and runner.settle(call, body):
-                    return
+                    break
                 await runner.finished()
                 continue
             await self._settle_at_rest(body)
-            return
+            break
+        await _cancelling.retract_above(self.live, asked, await self.place.store.now())
 
     async def _settle_at_rest(self, body: entries.Receipt) -> None:
         owner = self.place.store.owner
         outcome = await contain("root", self._judge_open())
         plans = {} if isinstance(outcome, Contained) else outcome
         resumes = not isinstance(outcome, Contained) and not self.place.leaving
+        now = await self.place.store.now()
 
         def decide(view: View) -> Plan | None:
             known = all(call.call.id in plans for call in view.open_calls())
-            return _receipts.settle(view, body, owner=owner, may_resume=resumes and known)
+            return _receipts.settle(view, body, owner=owner, may_resume=resumes and known, now=now)
 
         try:
             with self.place.claiming():

@@ -22,8 +22,8 @@ from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
 from weft.thread._turns import LeaseKind, Plan
-from weft.thread._view import View, evolve, first_index, next_index
-from weft.thread.entries import MAIL, TREE, Body, Entry, Header
+from weft.thread._view import View, evolve, first_index, leaf_after, next_index
+from weft.thread.entries import MAIL, TREE, Body, Entry, Header, TurnStarted
 from weft.thread.store import (
     Appended,
     Claim,
@@ -34,6 +34,7 @@ from weft.thread.store import (
     LeaseChange,
     Loaded,
     Release,
+    Seize,
     Store,
 )
 
@@ -89,8 +90,16 @@ class World(Protocol):
     clock: Clock
     ids: Ids
 
+    def live(self, thread: str) -> Live:
+        """The live thread of this id."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None) -> None:
         """Start a task in the store's group."""
+        ...
+
+    def report(self, thread: str, error: Exception) -> None:
+        """Keep what could not be gone on with."""
         ...
 
     def committed(self, thread: str, entries: Sequence[Entry]) -> None:
@@ -143,7 +152,7 @@ class Live:
         """The monotonic time until which a body may be started under it."""
         self.lease = Lease(owner=None, generation=0, live=False)
         """As of the last load."""
-        self._world = world
+        self.world = world
         self._view: View | None = None
         self.head = EMPTY
         self._next = EMPTY
@@ -199,7 +208,7 @@ class Live:
         return self
 
     async def _load(self) -> None:
-        loaded = await self._world.store.load(self.id)
+        loaded = await self.world.store.load(self.id)
         header = decode_line(loaded.lines[0], self.id, 0).body if loaded.lines else None
         if not isinstance(header, Header):
             raise Corrupt(self.id, 0, "the first line is no header")
@@ -215,7 +224,7 @@ class Live:
                 evolve(view, entry)
             entries += part
             if start + SLICE < len(lines):
-                await self._world.clock.sleep(0)
+                await self.world.clock.sleep(0)
         return entries
 
     def _take(self, view: View, loaded: Loaded) -> None:
@@ -248,7 +257,7 @@ class Live:
         self._view = View(header)
         self.head = Head(1, digest_line(line))
         self._reset_next()
-        return line, self._world.store.create(self.id, line, first_index(header))
+        return line, self.world.store.create(self.id, line, first_index(header))
 
     def log_of(self, turn: str, kept: TurnLog | None = None) -> TurnLog | None:
         """What this process saw of a turn, by the latest log or by the one that a handle has kept."""
@@ -263,7 +272,7 @@ class Live:
         Raises:
             NotFound: The thread was deleted.
         """
-        return (await self._world.store.load(self.id, after)).lines
+        return (await self.world.store.load(self.id, after)).lines
 
     # -- writing
 
@@ -315,17 +324,18 @@ class Live:
         *,
         done: tuple[Callable[[], object], ...] = (),
         command: _Command | None = None,
+        turn: str | None = None,
     ) -> _Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
-        now = round(self._world.clock.now(), 6)  # as the line keeps it
+        now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         for place, body in enumerate(bodies, self._next.count):  # a guess, mended when it is sent
-            name = self._world.ids.new()
+            name = self.world.ids.new() if turn is None or not isinstance(body, TurnStarted) else turn
             tree = type(body) in TREE
             parent = self._next_leaf if tree else None
             entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
             if tree:
-                self._next_leaf = name
+                self._next_leaf = leaf_after(entries[-1])
         return _Append(entries, [encode_body(body) for body in bodies], lease, done, command)
 
     def _pump(self) -> None:
@@ -360,10 +370,10 @@ class Live:
             command.waiter.set_result(None)
         else:
             command.plan = plan
-            self._send(self._make(plan.bodies, plan.lease, command=command))
+            self._send(self._make(plan.bodies, plan.lease, command=command, turn=plan.turn))
 
     def _send(self, append: _Append) -> None:
-        store = self._world.store
+        store = self.world.store
         change = self._change(append.lease)
         if isinstance(change, _Lost):
             if append.command is not None and not append.command.waiter.done():
@@ -376,7 +386,7 @@ class Live:
         ]
         lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
-        append.sent = self._world.clock.monotonic()
+        append.sent = self.world.clock.monotonic()
         expect, self._next = self._next, append.after
         self._inflight.append(append)
         future = store.append(self.id, lines, expect, change, index)
@@ -395,7 +405,11 @@ class Live:
             case "mail":
                 return None
             case "claim":
-                return Claim(ttl=self._world.store.ttl)
+                return Claim(ttl=self.world.store.ttl)
+            case "claim_once":
+                return Claim(ttl=self.world.store.ttl, once=True)
+            case "seize":
+                return Seize(ttl=self.world.store.ttl, once=True)
             case "hold" | "release" | "hand_off":
                 if self.generation is None:
                     return _Lost()
@@ -424,14 +438,14 @@ class Live:
         match append.lease:
             case "claim":
                 self.generation = appended.generation
-                self.valid_until = append.sent + ACT * self._world.store.ttl
+                self.valid_until = append.sent + ACT * self.world.store.ttl
             case "release" | "hand_off":
                 self.generation = None
 
     def _accept(self, append: _Append) -> None:
         for entry in append.entries:
             evolve(self.view, entry)
-        self._world.committed(self.id, append.entries)
+        self.world.committed(self.id, append.entries)
         if append.command is not None:
             if not append.command.waiter.done():
                 append.command.waiter.set_result(_accepted(append))
@@ -493,7 +507,7 @@ class Live:
         self._catching = True
         pause = RETRIES[self._failures]
         self._failures += 1
-        self._world.clock.deadline(pause, partial(self._caught, None))
+        self.world.clock.deadline(pause, partial(self._caught, None))
 
     def _revoke(self, cause: Failure | None) -> None:
         self._records.clear()
@@ -506,11 +520,11 @@ class Live:
 
     def may_act(self) -> bool:
         """Whether a body may start under the lease: it has time left, counted from before its last renewal."""
-        return self.generation is not None and self._world.clock.monotonic() < self.valid_until
+        return self.generation is not None and self.world.clock.monotonic() < self.valid_until
 
     def renewed(self, sent: float) -> None:
         """The lease was extended by a renewal that was sent at this monotonic time."""
-        self.valid_until = sent + ACT * self._world.store.ttl
+        self.valid_until = sent + ACT * self.world.store.ttl
 
     @property
     def quiet(self) -> bool:
@@ -519,7 +533,15 @@ class Live:
 
     def now(self) -> float:
         """The writer's clock, seconds since the epoch."""
-        return self._world.clock.now()
+        return self.world.clock.now()
+
+    def noticed(self, count: int) -> None:
+        """The store has this many lines of the thread: look at what others wrote, if it is more than is known."""
+        if count > max(self.head.count, self._next.count) and self._closed is None:
+            waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+            waiter.add_done_callback(_read)
+            self._commands.append(_Command(None, waiter))
+            self._pump()
 
     def wake(self) -> None:
         """Let whoever waits look again."""
@@ -541,7 +563,7 @@ class Live:
     def _catch_up(self, command: _Command | None) -> None:
         self._catching = True
         try:
-            self._world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
+            self.world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
         except Closed as error:
             self._catching = False
             if command is not None and not command.waiter.done():
@@ -550,7 +572,7 @@ class Live:
 
     async def _read_news(self, command: _Command | None) -> None:
         try:
-            loaded = await self._world.store.load(self.id, self.head.count)
+            loaded = await self.world.store.load(self.id, self.head.count)
             if not _follows(self.head, loaded):
                 raise NotFound(self.id)
             news = decode_lines(loaded.lines, self.id, self.head.count)
@@ -584,7 +606,7 @@ class Live:
         for append in reversed(self._records):
             for entry in reversed(append.entries):
                 if type(entry.body) in TREE:
-                    return entry.id
+                    return leaf_after(entry)
         return self.view.leaf
 
     # -- waiting
@@ -617,12 +639,12 @@ class Live:
     def _follow(self) -> None:
         if not self._following and self.runner is None:
             self._following = True
-            self._world.spawn(self._poll(), name=f"weft follow {self.id}")
+            self.world.spawn(self._poll(), name=f"weft follow {self.id}")
 
     async def _poll(self) -> None:
         try:
             while any(not waiter.done() for waiter in self._waiters) and self._closed is None:
-                await self._world.clock.sleep(POLL)
+                await self.world.clock.sleep(POLL)
                 if self.runner is None and self._closed is None:
                     await self.refresh()
                     self._notify()
@@ -656,6 +678,12 @@ class Live:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(cause)
+
+
+def _read(waiter: asyncio.Future[Plan | None]) -> None:
+    """Nobody waits for it."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _together(records: list[_Append]) -> _Append:

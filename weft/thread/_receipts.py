@@ -10,6 +10,7 @@ from weft._texts import capped
 from weft.messages import Usage
 from weft.thread import entries
 from weft.thread._turns import Plan, resume
+from weft.thread._turns import retract as _denials
 from weft.thread._view import EndView, ReceiptView, View
 
 __all__ = ["Receipt"]
@@ -66,6 +67,11 @@ def child_id(parent: str, call: str) -> str:
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 
+def cancelled(receipt: str) -> entries.Receipt:
+    """The settlement of a delegation that was cancelled before it had a child."""
+    return entries.Receipt(receipt=receipt, state="cancelled", stop="it was cancelled")
+
+
 def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Receipt:
     """A receipt's settlement, from how its child ended; the answer cut at `cap` bytes."""
     usage = child.turns + child.delegated
@@ -81,16 +87,31 @@ def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Rec
             return entries.Receipt(receipt=receipt, state=state, stop=stop, usage=usage)
 
 
-def settle(view: View, body: entries.Receipt, *, owner: str, may_resume: bool) -> Plan | None:
+def settle(view: View, body: entries.Receipt, *, owner: str, may_resume: bool, now: float) -> Plan | None:
     """Record a settlement in a parent without a running turn; None where it is settled already.
 
-    If it closes the last open call of a parked turn, the same append claims and resumes it.
+    If it closes the last open call of a parked turn, the same append claims and resumes it. What the child had asked
+    and nobody has decided is denied with it.
     """
     receipt = view.receipts.get(body.receipt or "")
     if receipt is None or receipt.settled is not None:
         return None
+    denials = over(view, receipt, now)
     going_on = resume(view, owner=owner, settles=body) if may_resume else None
-    return going_on or Plan(bodies=(body,), lease="mail")
+    if going_on is not None:
+        return replace(going_on, bodies=(*denials, *going_on.bodies))
+    return Plan(bodies=(*denials, body), lease="mail")
+
+
+def over(view: View, receipt: ReceiptView, now: float) -> tuple[entries.Decision, ...]:
+    """Denials of what a child had asked that is over."""
+    return _denials(view, tuple(receipt.requests), "cancel", now)
+
+
+def retract(view: View, requests: tuple[str, ...], now: float) -> Plan | None:
+    """The same in an ancestor; None where nothing of it waits."""
+    denials = _denials(view, requests, "cancel", now)
+    return Plan(bodies=denials, lease="mail") if denials else None
 
 
 def mirror(view: View, requests: tuple[entries.Request, ...]) -> Plan | None:

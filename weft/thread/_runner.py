@@ -30,6 +30,7 @@ from weft._moves import (
     Said,
     Start,
     Started,
+    Steer,
     Submitted,
 )
 from weft._run import RunLoop
@@ -39,11 +40,22 @@ from weft.events import TurnEnded, TurnStarted
 from weft.messages import ErrorInfo, ToolCall, ToolResult
 from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
-from weft.thread._receipts import child_id
+from weft.thread._receipts import child_id, over
 from weft.thread._turns import Plan as Entries
 from weft.thread._turns import as_body, fail, of_receipt
 from weft.thread._view import CallView, View
-from weft.thread.entries import SETTLED, Body, CallResult, Cancel, Decision, Entry, Receipt, StartedCall, ToolsStarted
+from weft.thread.entries import (
+    SETTLED,
+    Body,
+    CallResult,
+    Cancel,
+    Decision,
+    Entry,
+    Inbox,
+    Receipt,
+    StartedCall,
+    ToolsStarted,
+)
 
 Allowed = ("approve", "deny", "resolve")
 
@@ -116,6 +128,7 @@ class TurnRunner:
                 return [self._request(fact)]
             case Joined():
                 source = None if fact.source == "steer" else fact.source
+                self.live.contexts.pop(fact.item or "", None)
                 return [entries.Said(message=fact.message, item=fact.item, source=source)]
             case Ended():
                 end = entries.TurnEnded(
@@ -155,9 +168,12 @@ class TurnRunner:
         """The result, and the settlement that it comes from; again, where the append before was refused."""
         settled = self._settlements.get(fact.result.call)
         result = as_body(fact.result, fact.source, fact.attempt, fact.usage)
-        if settled is None or self.live.view.receipts[settled.receipt or ""].settled is not None:
+        if settled is None:
             return [result]
-        return [settled, result]
+        receipt = self.live.view.receipts[settled.receipt or ""]
+        if receipt.settled is not None:
+            return [result]
+        return [*over(self.live.view, receipt, self.live.now()), settled, result]
 
     def _request(self, fact: Asked) -> entries.Request:
         header = self.live.view.header
@@ -243,10 +259,11 @@ class TurnRunner:
             self.loop.feed(CallResumed(call=call))
 
     def wants_again(self, news: Sequence[Entry]) -> bool:
-        """A cancel; and what closes, or reopens, a call that the turn may be about to park on."""
+        """A cancel, a steer, a drop; and what closes, or reopens, a call that the turn may be about to park on."""
         return any(
             isinstance(entry.body, Cancel | Decision)
             or (isinstance(entry.body, Receipt) and entry.body.state in SETTLED)
+            or (isinstance(entry.body, Inbox) and (entry.body.policy != "queue" or entry.body.state == "dropped"))
             for entry in news
         )
 
@@ -256,16 +273,20 @@ class TurnRunner:
         if loop is None:
             return
         inputs: list[Input] = []
-        cancel = False
+        run = self.live.view.run
+        dropped: set[str] = set()
         for entry in news:
             match entry.body:
-                case Cancel():
-                    cancel = True
+                case Inbox(state="accepted", policy="steer", message=message) if message is not None:
+                    inputs.append(Steer(message=message, item=entry.id))
+                case Inbox(state="dropped", item=item) if item is not None:
+                    dropped.add(item)
                 case Receipt() as receipt if receipt.state in SETTLED:
                     inputs += self._settled_elsewhere(receipt)
                 case Decision() as decision:
                     inputs += self._decided(decision)
-        loop.back(*inputs, cancel=cancel)
+        steered = [given for given in inputs if not isinstance(given, Steer) or given.item not in dropped]
+        loop.back(*steered, cancel=None if run is None else run.cancelled, dropped=dropped)
 
     def _settled_elsewhere(self, receipt: Receipt) -> list[Input]:
         found = self.live.view.receipts.get(receipt.receipt or "")

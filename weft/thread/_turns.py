@@ -1,4 +1,4 @@
-"""Plans for turns: which entries start, resume, take over and close one. Pure."""
+"""Plans for turns: which entries resume, take over, cancel and close one. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Literal, TypeAlias
 
 from weft import _texts
 from weft._limits import RETRIES, Limits
-from weft.errors import Busy, Conflict
-from weft.messages import ErrorInfo, Message, ToolResult, Usage
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, ToolResult, Usage
 from weft.thread._view import CallView, RunView, View
 from weft.thread.entries import (
     Body,
     CallResult,
+    Cancel,
     Decision,
-    Inbox,
     Receipt,
-    Said,
     StartedCall,
     ToolsStarted,
     TurnEnded,
     TurnStarted,
 )
 
-LeaseKind: TypeAlias = Literal["mail", "claim", "hold", "release", "hand_off"]
+LeaseKind: TypeAlias = Literal["mail", "claim", "claim_once", "seize", "hold", "release", "hand_off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,54 +34,8 @@ class Plan:
     """The calls whose bodies these entries start."""
     ids: tuple[str, ...] = ()
     """The entries' ids, once the store has accepted them."""
-
-
-def send(view: View, message: Message, key: str | None, *, policy: str, first: Plan | None) -> Plan | None:
-    """Accept an input: `first` starts its turn at once; None where the key has brought it before.
-
-    Args:
-        view: The session.
-        message: The input.
-        key: The sender's, for idempotency.
-        policy: `queue` or `reject`.
-        first: The plan of its turn, where one can be run here.
-
-    Raises:
-        Conflict: The key was used before with another message.
-        Busy: The policy is `reject`, and the session is not idle.
-    """
-    if key is not None and key in view.keys:
-        if view.keys[key][1] != message:
-            raise Conflict(f"key {key!r} was used before with another message")
-        return None
-    idle = view.run is None and not view.queue
-    if idle and first is not None:
-        return first
-    if policy == "reject" and not idle:
-        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or queue the message")
-    return accept(message, key)
-
-
-def prompt(message: Message, key: str | None, owner: str, limits: Limits) -> Plan:
-    """A turn for a new input, on an idle session with nothing queued."""
-    started = _started("prompt", owner, limits)
-    return Plan(bodies=(started, Said(message=message, key=key)), lease="claim")
-
-
-def queued(view: View, *, owner: str, limits: Limits) -> Plan | None:
-    """A turn for the oldest input that waits; None where nothing does, or the session is not idle."""
-    if view.run is not None or not view.queue:
-        return None
-    item, inbox = next(iter(view.queue.items()))
-    if inbox.message is None:
-        return None
-    started = _started("queued", owner, limits)
-    return Plan(bodies=(started, Said(message=inbox.message, key=inbox.key, item=item)), lease="claim")
-
-
-def accept(message: Message, key: str | None) -> Plan:
-    """Input for later, durable now."""
-    return Plan(bodies=(Inbox(state="accepted", policy="queue", message=message, key=key),), lease="mail")
+    turn: str | None = None
+    """The id of the turn that these entries both start and end."""
 
 
 def recover(view: View, *, owner: str) -> Plan | None:
@@ -95,10 +47,11 @@ def recover(view: View, *, owner: str) -> Plan | None:
 
 
 def _goes_on(run: RunView, cause: str, owner: str, spends: tuple[str, ...] = ()) -> TurnStarted:
-    return replace(_started(cause, owner, run.limits), run=run.run, of=run.turn, spends=spends)
+    return replace(started(cause, owner, run.limits), run=run.run, of=run.turn, spends=spends)
 
 
-def _started(cause: str, owner: str, limits: Limits) -> TurnStarted:
+def started(cause: str, owner: str, limits: Limits) -> TurnStarted:
+    """The entry that a turn begins with."""
     return TurnStarted(
         cause=cause,
         owner=owner,
@@ -125,6 +78,8 @@ def resume(view: View, *, owner: str, settles: Receipt | None = None) -> Plan | 
     run = view.run
     if run is None or not run.parked:
         return None
+    if run.cancelled is not None:
+        return None
     spends: list[str] = []
     results: list[CallResult] = []
     starts: list[StartedCall] = []
@@ -139,8 +94,8 @@ def resume(view: View, *, owner: str, settles: Receipt | None = None) -> Plan | 
         else:
             return None
     first = () if settles is None else (settles,)
-    started = (ToolsStarted(calls=tuple(starts)),) if starts else ()
-    bodies: tuple[Body, ...] = (*first, _goes_on(run, "resume", owner, tuple(spends)), *results, *started)
+    bodies_start = (ToolsStarted(calls=tuple(starts)),) if starts else ()
+    bodies: tuple[Body, ...] = (*first, _goes_on(run, "resume", owner, tuple(spends)), *results, *bodies_start)
     return Plan(bodies=bodies, lease="claim", fresh=frozenset(start.call for start in starts))
 
 
@@ -170,8 +125,8 @@ def _apply(
             results.append(CallResult(call=name, content=content, is_error=decision.error, source="decision"))
         case "expire":
             results.append(as_body(_texts.expired(name), "expiry"))
-        case "cancel":
-            results.append(as_body(_texts.cancelled(name, started=call.started > 0), "cancel"))
+        case "cancel" | "interrupt" as why:
+            results.append(_closed(call, why))
         case _:
             results.append(as_body(_texts.denied(name, decision.reason), "decision"))
 
@@ -204,3 +159,76 @@ def fail(view: View, error: ErrorInfo) -> Plan | None:
     calls = view.open_calls()
     results = tuple(as_body(_texts.cancelled(call.call.id, started=call.started > 0), "repair") for call in calls)
     return Plan(bodies=(*results, TurnEnded(turn=run.turn, outcome="failed", error=error)), lease="release")
+
+
+# Cancelling.
+
+
+def cancel(view: View, turn: str | None, *, owner: str, fresh: str, now: float) -> Plan | None:
+    """Cancel the run that is open or parked; None where it is not, or has been before.
+
+    Args:
+        view: The session.
+        turn: Only the run whose latest turn this is; None is whatever there is.
+        owner: Who does it.
+        fresh: The id of the turn that closes a parked run.
+        now: The store's time.
+    """
+    run = view.run
+    if run is None or run.cancelled is not None or turn not in (None, run.turn):
+        return None
+    if run.parked:
+        closed = _closing(view, run, "cancel", owner=owner, fresh=fresh, now=now)
+        return replace(closed, bodies=(Cancel(), *closed.bodies))
+    return Plan(bodies=(Cancel(),), lease="mail")
+
+
+def close_parked(view: View, *, owner: str, fresh: str, now: float) -> Plan | None:
+    """End a parked run that is cancelled, in one append; None where there is none."""
+    run = view.run
+    if run is None or not run.parked or run.cancelled is None:
+        return None
+    return _closing(view, run, run.cancelled, owner=owner, fresh=fresh, now=now)
+
+
+def _closing(
+    view: View, run: RunView, why: Literal["cancel", "interrupt"], *, owner: str, fresh: str, now: float
+) -> Plan:
+    denials = retract(view, tuple(view.undecided), why, now)
+    ended = TurnEnded(turn=fresh, outcome="cancelled")
+    results = tuple(_closed(call, why) for call in view.open_calls())
+    started = _goes_on(run, "cancel", owner, _spent_by_closing(view, denials))
+    bodies: tuple[Body, ...] = (*denials, started, *results, ended)
+    return Plan(bodies=bodies, lease="claim_once", turn=fresh)
+
+
+def _spent_by_closing(view: View, denials: tuple[Decision, ...]) -> tuple[str, ...]:
+    """The decisions about its open calls: those that nobody has applied yet, and the denials."""
+    asked = [call.requests[-1] for call in view.open_calls() if call.requests]
+    made = (view.requests[name].decision for name in asked)
+    earlier = tuple(decision.id for decision in made if decision is not None)
+    return (*earlier, *(decision.id for decision in denials if decision.request in asked))
+
+
+def close_open(view: View, lease: Literal["claim_once", "seize"]) -> Plan | None:
+    """End an open run that is cancelled, without its owner: a function of the view, which needs no agent."""
+    run = view.run
+    if run is None or run.parked or run.cancelled is None:
+        return None
+    calls = view.open_calls()
+    results = tuple(_closed(call, run.cancelled) for call in calls)
+    usage = NO_USAGE if calls else UNKNOWN_CALL  # with no call open a model call may have been in flight
+    return Plan(bodies=(*results, TurnEnded(turn=run.turn, outcome="cancelled", usage=usage)), lease=lease)
+
+
+def _closed(call: CallView, why: Literal["cancel", "interrupt"]) -> CallResult:
+    started = call.started > 0 or call.receipt is not None
+    return as_body(_texts.cancelled(call.call.id, started=started, by=why), why)
+
+
+def retract(
+    view: View, requests: tuple[str, ...], why: Literal["cancel", "interrupt"], now: float
+) -> tuple[Decision, ...]:
+    """Denials of those that are undecided here. Each has an id of its own that everybody derives alike."""
+    undecided = (name for name in requests if name in view.undecided)
+    return tuple(Decision(id=f"{why}-{name}", request=name, outcome=why, at=now) for name in undecided)

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from weft._limits import START, Limits, Progress
-from weft._repair import Transcript
+from weft._repair import History, Transcript
 from weft._texts import SUBMIT
 from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.thread.entries import (
     SETTLED,
-    TREE,
     Audit,
     Body,
     CallResult,
     Cancel,
+    Compaction,
     Decision,
     Entry,
     Header,
     Inbox,
     Index,
     Info,
+    Leaf,
     Note,
     Receipt,
     Request,
@@ -69,7 +70,8 @@ class RunView:
     text: str = ""
     submitted: str | None = None
     """The text of the output that a call of the last assistant message has brought, if the run ends with it."""
-    cancelled: bool = False
+    cancelled: Literal["cancel", "interrupt"] | None = None
+    """It is to end, and why: somebody has cancelled it, or a new message interrupts it. Stays in force."""
     calls: dict[str, CallView] = field(default_factory=dict)
     """The calls of the last assistant message, in order."""
 
@@ -109,13 +111,25 @@ class EndView:
     text: str
     usage: Usage
     """Of the run so far."""
-    length: int
-    """Of the transcript, in messages."""
+    history: History
+    """What had been said by then."""
+
+
+class Node(NamedTuple):
+    """An entry of the tree."""
+
+    parent: str | None
+    body: Said | CallResult | Compaction
 
 
 def thread_of(address: str) -> str:
     """The thread that a request's or a receipt's id contains."""
     return address.partition(".")[0]
+
+
+def leaf_after(entry: Entry) -> str | None:
+    """Where the leaf is after an entry of the tree."""
+    return entry.body.to if isinstance(entry.body, Leaf) else entry.id
 
 
 _INDEXED = frozenset({Request, Decision, Receipt, Info})
@@ -142,7 +156,8 @@ def next_index(index: Index, body: Body) -> Index:
         case Receipt() if body.state in SETTLED:
             return replace(index, unsettled=max(index.unsettled - 1, 0))
         case Info():
-            return replace(index, title=body.title or index.title, meta={**index.meta, **body.meta})
+            meta = {key: value for key, value in index.meta.items() if key not in body.removed} | dict(body.meta)
+            return replace(index, title=body.title or index.title, meta=meta)
         case _:
             return index
 
@@ -151,6 +166,7 @@ class View:
     """A session as of its last fold."""
 
     __slots__ = (
+        "_marked",
         "_messages",
         "continued",
         "decisions",
@@ -161,27 +177,42 @@ class View:
         "index",
         "keys",
         "leaf",
+        "limits",
+        "marks",
+        "notes",
         "queue",
         "receipts",
         "replies",
+        "reported",
         "requests",
         "run",
         "runs",
         "started_at",
+        "summaries",
         "transcript",
+        "tree",
         "turns",
         "undecided",
         "unsettled",
     )
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header) -> None:  # noqa: PLR0915  # what a view is made of
         self.header = header
         self.index = first_index(header)
         self.leaf: str | None = None
+        self.tree: dict[str, Node] = {}
+        """All entries of the tree that say something, also those of abandoned branches."""
         self.transcript = Transcript()
+        """What the model reads: the path to the leaf, with what a compaction put in place of its beginning."""
+        self.marks: list[str] = []
+        """By message of the transcript: the entry that has made it whole."""
         self.replies = 0
         """Assistant messages on the path."""
+        self.reported: tuple[int, int] | None = None
+        """How many tokens the provider has last reported that it read and wrote, and how many messages those were."""
         self.run: RunView | None = None
+        self.limits = Limits()
+        """Of the last run."""
         self.requests: dict[str, RequestView] = {}
         self.undecided: dict[str, None] = {}
         self.decisions: dict[str, Decision] = {}
@@ -200,17 +231,21 @@ class View:
         """By turn: its entry's position."""
         self.runs: dict[str, str] = {}
         """By turn: its run."""
+        self.notes: list[Entry] = []
         self.turns: Usage = NO_USAGE
+        self.summaries: Usage = NO_USAGE
         self.delegated: Usage = NO_USAGE
-        self._messages: tuple[int, tuple[Message, ...]] = (0, ())
+        self._messages: tuple[Message, ...] = ()
+        self._marked: list[Message] | None = None
+        """Of which list `_messages` is a copy."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The transcript; built when asked for, kept until it grows."""
         messages = self.transcript.messages
-        if self._messages[0] != len(messages):
-            self._messages = (len(messages), tuple(messages))
-        return self._messages[1]
+        if self._marked is not messages or len(self._messages) != len(messages):
+            self._marked, self._messages = messages, tuple(messages)
+        return self._messages
 
     @property
     def phase(self) -> str:
@@ -247,6 +282,8 @@ class View:
     def at_rest(self) -> bool:
         """Whether nothing moves without the outside: all done, or all that is open waits for a decision."""
         run = self.run
+        if self.orphans():
+            return False
         if run is None:
             return not self.queue and all(self._waits(self.receipts[name]) for name in self.unsettled)
         if not run.parked:
@@ -272,20 +309,52 @@ class View:
         run = self.run
         if run is None or not run.parked:
             return False
-        return run.cancelled or all(self.call_closed(call) for call in self.open_calls())
+        return run.cancelled is None and all(self.call_closed(call) for call in self.open_calls())
+
+    def orphans(self) -> list[ReceiptView]:
+        """Delegations that are not settled, and whose call has its result all the same: it was cancelled."""
+        if not self.unsettled:
+            return []
+        still = self.transcript.open if self.run is not None else {}
+        receipts = [self.receipts[name] for name in self.unsettled]
+        return [r for r in receipts if not r.accepted.background and r.accepted.call not in still]
+
+    def copied(self, entry: Entry) -> bool:
+        """Whether this entry was copied from another thread, which has it in its ledger."""
+        origin = self.header.origin
+        return origin is not None and entry.position <= origin.copied
+
+    def path(self) -> list[tuple[str, Node]]:
+        """The entries from the beginning to the leaf."""
+        path: list[tuple[str, Node]] = []
+        name = self.leaf
+        while name is not None and name in self.tree:
+            path.append((name, self.tree[name]))
+            name = self.tree[name].parent
+        path.reverse()
+        return path
 
 
-def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912  # one case for each kind
+def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  # one case for each kind
     """Fold one entry."""
     body = entry.body
     view.index = next_index(view.index, body)
-    if type(body) in TREE:
-        view.leaf = entry.id
     match body:
         case Said():
+            _grow(view, entry, body)
             _said(view, entry, body)
+            _mark(view, entry.id)
         case CallResult():
-            _call_result(view, body)
+            _grow(view, entry, body)
+            _call_result(view, entry, body)
+            _mark(view, entry.id)
+        case Leaf():
+            view.leaf = leaf_after(entry)
+            read_path(view)
+        case Compaction():
+            _grow(view, entry, body)
+            view.summaries += NO_USAGE if body.summary is None else body.usage or UNKNOWN_CALL
+            read_path(view)
         case TurnStarted():
             _turn_started(view, entry, body)
         case ToolsStarted():
@@ -301,9 +370,11 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912  # one case
         case Inbox():
             _inbox(view, entry, body)
         case Cancel():
-            if view.run is not None:
-                view.run.cancelled = True
-        case Header() | Info() | Note() | Audit():
+            if view.run is not None and view.run.cancelled is None:
+                view.run.cancelled = "cancel"
+        case Note():
+            view.notes.append(entry)
+        case Header() | Info() | Audit():
             pass
         case _:
             assert_never(body)
@@ -317,13 +388,58 @@ def fold(header: Header, entries: Iterable[Entry]) -> View:
     return view
 
 
+def _grow(view: View, entry: Entry, body: Said | CallResult | Compaction) -> None:
+    view.tree[entry.id] = Node(entry.parent, body)
+    view.leaf = entry.id
+
+
+def _mark(view: View, name: str) -> None:
+    """This entry has made the messages whole that have come with it."""
+    missing = len(view.transcript.messages) - len(view.marks)
+    if missing:
+        view.marks += [name] * missing
+
+
+def read_path(view: View) -> None:
+    """Build what the model reads from the path to the leaf."""
+    path = view.path()
+    places = {name: place for place, (name, _) in enumerate(path)}
+    start, trimmed, stub = 0, 0, ""
+    view.transcript, view.marks, view.reported = Transcript(), [], None
+    view.replies = sum(isinstance(n.body, Said) and n.body.message.role == "assistant" for _, n in path)
+    summary: tuple[str, str] | None = None
+    for name, node in path:
+        if isinstance(node.body, Compaction) and node.body.keep in places:
+            if node.body.summary is not None:
+                start, summary = places[node.body.keep], (name, node.body.summary)
+            elif node.body.stub is not None:
+                trimmed, stub = places[node.body.keep], node.body.stub
+    if summary is not None:
+        view.transcript.say(Message.user(summary[1]))
+        _mark(view, summary[0])
+    for place, (name, node) in enumerate(path[start:], start):
+        if isinstance(node.body, Said):
+            view.transcript.say(node.body.message)
+        elif isinstance(node.body, CallResult):
+            view.transcript.answer(as_result(node.body, stub if place < trimmed else None))
+        _mark(view, name)
+
+
+def as_result(body: CallResult, stub: str | None = None) -> ToolResult:
+    """A result as the model reads it; `stub` stands for its text where that is shorter."""
+    content = body.content if stub is None or len(body.content) <= len(stub) else stub
+    return ToolResult(call=body.call, content=content, is_error=body.is_error, code=body.code)
+
+
 def _said(view: View, entry: Entry, body: Said) -> None:
-    run = view.run
+    run, copied = view.run, view.copied(entry)
     view.transcript.say(body.message)
     if body.message.role == "assistant":
         view.replies += 1
-        spent = UNKNOWN_CALL if body.usage is None else body.usage
+        spent = NO_USAGE if copied else UNKNOWN_CALL if body.usage is None else body.usage
         view.turns += spent
+        if body.usage is not None:
+            view.reported = (body.usage.tokens, len(view.transcript.messages))
         if run is not None:
             run.progress = run.progress.said(body.message)
             run.usage += spent
@@ -333,6 +449,8 @@ def _said(view: View, entry: Entry, body: Said) -> None:
     if run is not None and body.source == "correction":
         run.progress = run.progress.corrected()
     turn = "" if run is None else run.turn
+    if copied:
+        return
     if body.key is not None:
         view.keys.setdefault(body.key, (turn, body.message))
     if body.item is not None:
@@ -340,9 +458,9 @@ def _said(view: View, entry: Entry, body: Said) -> None:
         view.delivered[body.item] = turn
 
 
-def _call_result(view: View, body: CallResult) -> None:
-    result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
-    if body.usage is not None:
+def _call_result(view: View, entry: Entry, body: CallResult) -> None:
+    result = as_result(body)
+    if body.usage is not None and not view.copied(entry):
         view.turns += body.usage
         if view.run is not None:
             view.run.usage += body.usage
@@ -374,12 +492,21 @@ def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
             limits=body.limits,
             began=entry.time,
         )
+        view.limits = body.limits
+        _take_boundary(view, view.run)
         return
     run.began = entry.time
     run.turn, run.cause, run.owner, run.parked = entry.id, body.cause, body.owner, False
     if body.cause == "recover" and not view.transcript.open:  # a model call may have been in flight
         run.usage += UNKNOWN_CALL
         view.turns += UNKNOWN_CALL
+
+
+def _take_boundary(view: View, run: RunView) -> None:
+    """A run that begins where the leaf was moved to: the calls that are open there are its own."""
+    if view.transcript.open:
+        run.calls = {call.id: CallView(call) for call in view.transcript.messages[-1].calls}
+        run.text = view.transcript.messages[-1].text
 
 
 def _tools_started(view: View, body: ToolsStarted) -> None:
@@ -406,7 +533,7 @@ def _turn_ended(view: View, entry: Entry, body: TurnEnded) -> None:
         error=body.error,
         text=run.submitted if body.outcome == "answered" and run.submitted is not None else run.text,
         usage=run.usage,
-        length=len(view.transcript.messages),
+        history=History(view.transcript.messages, len(view.transcript.messages)),
     )
     if body.outcome == "parked":
         run.parked = True
@@ -459,6 +586,8 @@ def _inbox(view: View, entry: Entry, body: Inbox) -> None:
         view.queue[entry.id] = body
         if body.key is not None and body.message is not None:
             view.keys.setdefault(body.key, (entry.id, body.message))
-    elif body.state == "dropped" and body.item is not None:
-        view.queue.pop(body.item, None)
+        if body.policy == "interrupt" and view.run is not None and view.run.cancelled is None:
+            view.run.cancelled = "interrupt"
+    elif body.state == "dropped" and body.item in view.queue:
+        del view.queue[body.item]
         view.delivered[body.item] = ""

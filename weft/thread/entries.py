@@ -20,6 +20,21 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a copied thread comes from."""
+
+    thread: str
+    position: int
+    """The last entry that was copied, in the thread that it comes from."""
+    digest: str
+    """Of that thread's head when it was copied."""
+    copied: int
+    """How many entries were copied; they are those right after the header."""
+    how: str
+    """fork, salvage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """The first line of a thread. Never changes."""
 
@@ -45,6 +60,7 @@ class Header:
     """The permissions that its tools may need; None is everything."""
     expires: float | None = None
     """Seconds that a request stays open where its tool does not say; None is for ever."""
+    origin: Origin | None = None
 
     @property
     def permissions(self) -> frozenset[str] | None:
@@ -57,7 +73,7 @@ class TurnStarted:
     """Journal, turn. A turn begins; its id is the entry's."""
 
     cause: str
-    """prompt, queued, resume, recover, …"""
+    """prompt, queued, steer, resume, recover, cancel, branch, fork, salvage."""
     run: str | None = None
     """The run that it goes on with; None where it begins one, whose id is then the turn's."""
     of: str | None = None
@@ -153,14 +169,41 @@ class TurnEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """Tree, turn. What follows goes on from another entry of the tree."""
+
+    to: str | None = None
+    """That entry; None is the very beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Tree, turn. What the model reads from now on, in place of what came before `keep`. Nothing is deleted."""
+
+    keep: str
+    """The first message that stays as it is: the id of a user or assistant message on the path."""
+    summary: str | None = None
+    """What stands for all before it; None for a trim, which only shortens the results before it."""
+    stub: str | None = None
+    """What stands for each of these results."""
+    usage: Usage | None = None
+    """What the summary has cost; None where the provider did not say, or nothing was asked."""
+    model: str | None = None
+    before: int
+    after: int
+    """Tokens that the model reads, as counted or estimated here, before and after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
     """Journal, mail. Input that was accepted, and later what became of it."""
 
     state: str
-    """accepted, delivered, deferred, dropped."""
+    """accepted, dropped. What is delivered is named by its message; until then it waits, also for a later turn."""
     item: str | None = None
     """The accepting entry's id; None on that entry itself."""
     policy: str = "queue"
+    """queue, steer, interrupt."""
     message: Message | None = None
     key: str | None = None
     receipt: str | None = None
@@ -198,7 +241,7 @@ class Decision:
     id: str
     request: str
     outcome: str
-    """approve, deny, resolve, expire, cancel."""
+    """approve, deny, resolve, expire, cancel, interrupt."""
     reason: str | None = None
     content: str | None = None
     error: bool = False
@@ -248,6 +291,8 @@ class Info:
 
     title: str | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    """Keys of the metadata that are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +320,8 @@ Body: TypeAlias = (
     | ToolsStarted
     | CallResult
     | TurnEnded
+    | Leaf
+    | Compaction
     | Inbox
     | Request
     | Decision
@@ -293,6 +340,8 @@ KINDS: Mapping[str, tuple[int, type[Body]]] = MappingProxyType(
         "tools_started": (1, ToolsStarted),
         "tool_result": (1, CallResult),
         "turn_ended": (1, TurnEnded),
+        "leaf": (1, Leaf),
+        "compaction": (1, Compaction),
         "inbox": (1, Inbox),
         "request": (1, Request),
         "decision": (1, Decision),
@@ -306,7 +355,7 @@ KINDS: Mapping[str, tuple[int, type[Body]]] = MappingProxyType(
 """The kinds of a session, with their version."""
 
 NAMES: Mapping[type[Body], str] = MappingProxyType({body: kind for kind, (_, body) in KINDS.items()})
-TREE: frozenset[type[Body]] = frozenset({Said, CallResult})
+TREE: frozenset[type[Body]] = frozenset({Said, CallResult, Leaf, Compaction})
 MAIL: frozenset[type[Body]] = frozenset({Inbox, Request, Decision, Receipt, Cancel, Info, Note, Audit})
 SETTLED: frozenset[str] = frozenset({"done", "failed", "cancelled", "capped"})
 

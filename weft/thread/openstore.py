@@ -20,7 +20,7 @@ from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, WeftError, WrongCall
 from weft.messages import clean_text
-from weft.thread import _approvals, entries
+from weft.thread import _approvals, _cancelling, entries
 from weft.thread._actor import Actor
 from weft.thread._codec import decode_line
 from weft.thread._host import Host
@@ -158,7 +158,11 @@ class OpenStore:
             for thread, generation in held:
                 live = self._lives.get(thread)
                 if live is not None and live.generation == generation:
-                    live.renewed(sent) if thread in outcome else live.lose()
+                    if thread in outcome:
+                        live.renewed(sent)
+                        live.noticed(outcome[thread])
+                    else:
+                        live.lose()
 
     # -- for actors and live threads
 
@@ -375,6 +379,18 @@ class OpenStore:
             live = await self.live(live.view.header.parent).open()
         for level in reversed(path):
             await level.command(lambda view: _approvals.push(view, [decision]))
+
+    async def cancel(self, thread: str) -> bool:
+        """Cancel what runs or waits in a session, wherever it runs; see `Session.cancel`. Needs no agent.
+
+        Returns:
+            False where nothing does, or it has been cancelled before.
+
+        Raises:
+            NotFound: No thread has this id.
+        """
+        self.check_open()
+        return await _cancelling.cancel(await self.live(thread).open())
 
     def list(self, *, meta: Mapping[str, str] | None = None, kind: str = "session") -> AsyncIterator[Header]:
         """Headers, newest first.

@@ -12,7 +12,7 @@ from weft._agent import Agent, Prompt
 from weft._result import Result
 from weft.errors import WrongCall
 from weft.messages import Message, Usage, as_message, clean_text
-from weft.thread import _approvals, _receipts, _turns, entries
+from weft.thread import _approvals, _cancelling, _inbox, _receipts, entries
 from weft.thread._actor import Actor, known_turn
 from weft.thread._live import Live
 from weft.thread._view import View, thread_of
@@ -132,14 +132,23 @@ class Session(Generic[OutputT]):
         return await (await self.send(prompt, key=key)).wait()
 
     async def send(
-        self, prompt: Prompt, *, policy: Literal["queue", "reject"] = "queue", key: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        policy: Literal["queue", "reject", "steer", "interrupt"] = "queue",
+        key: str | None = None,
     ) -> Turn[OutputT]:
         """Accept an input; durable when this returns.
 
+        On an idle session it begins a turn at once, whatever the policy is.
+
         Args:
             prompt: Text, parts, or a message.
-            policy: On a busy session, `queue` runs it after what came before, also after a restart; `reject`
-                refuses.
+            policy: What becomes of it on a session that is busy. `queue`: it runs after what came before, also after
+                a restart. `reject`: it is refused. `steer`: it joins the running turn at its next drain point, that
+                is after a step's results or before its last answer is final; where there is none any more, it
+                becomes the next turn. `interrupt`: the running or parked turn is cancelled, its open calls get
+                results, its requests are denied; then this one runs, before what is queued.
             key: Makes it idempotent: the same key and message gives the same turn.
 
         Raises:
@@ -148,13 +157,14 @@ class Session(Generic[OutputT]):
             StoreFailed: The store could not write. Nothing was written.
         """
         self._decider.check_open()
-        if policy not in ("queue", "reject"):
-            raise WrongCall(f"no policy {policy!r}; use 'queue' or 'reject'")
+        if policy not in _inbox.POLICIES:
+            raise WrongCall(f"no policy {policy!r}; use one of {', '.join(map(repr, _inbox.POLICIES))}")
         message = as_message(prompt)
         key = None if key is None else clean_text(key)
         if self._actor is not None:
             return await self._actor.send(message, policy=policy, key=key)
-        plan = await self._live.command(lambda view: _turns.send(view, message, key, policy=policy, first=None))
+        plan = await self._live.command(lambda view: _inbox.send(view, message, key, policy=policy, first=None))
+        _cancelling.see_to(self._live)
         return known_turn(self._live, key) if plan is None else Turn(self._live, item=plan.ids[0])
 
     async def decide(self, *decisions: _approvals.Decision) -> Turn[OutputT]:
@@ -215,6 +225,33 @@ class Session(Generic[OutputT]):
         if self._actor is None:
             raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
         return await self._actor.go_on()
+
+    async def cancel(self) -> bool:
+        """Cancel the run that is open or parked here, wherever it runs; durable when this returns.
+
+        Its open calls get results that say so, its requests are denied, its children are cancelled, and `wait` of
+        its turn raises `TurnCancelled`. What runs in another process sees it at its next append or renewal; if it
+        has not ended after a renewal's period, it is ended without it. Queued input stays: see `clear_queue`.
+
+        Returns:
+            False where nothing runs or waits, or it has been cancelled before.
+
+        Raises:
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        self._decider.check_open()
+        return await _cancelling.cancel(self._live)
+
+    async def clear_queue(self) -> int:
+        """Drop the input that waits; durable when this returns. `wait` of its turns raises `Dropped`.
+
+        Returns:
+            How many messages were dropped. What a turn has taken meanwhile is not among them.
+        """
+        self._decider.check_open()
+        await self._live.refresh()
+        plan = await self._live.command(_inbox.drop)
+        return 0 if plan is None else len(plan.bodies)
 
     async def settled_or_waiting(self) -> None:
         """Return when nothing moves here without the outside: no turn and nothing queued, or all waits for decisions.

@@ -10,7 +10,6 @@ from typing_extensions import TypeVar
 
 from weft._log import EventStream
 from weft._moves import Ended, Outcome
-from weft._repair import History
 from weft._result import MISSING, Result, raise_for, with_output
 from weft.errors import Dropped, NoNext
 from weft.events import (
@@ -24,7 +23,7 @@ from weft.events import (
     TurnStarted,
 )
 from weft.messages import ToolCall, ToolResult
-from weft.thread import _approvals, entries
+from weft.thread import _approvals, _cancelling, _inbox, entries
 from weft.thread._live import Live, TurnLog
 from weft.thread._view import EndView, View
 from weft.thread.watch import Watch
@@ -106,12 +105,42 @@ class Turn(Generic[OutputT]):
             finish=end.stop,
             run=end.run,
             pending=_approvals.pending(view) if end.outcome == "parked" else (),
-            _history=History(view.transcript.messages, end.length),
+            _history=end.history,
             _output=end.text if end.outcome == "answered" else MISSING,
         )
         ended = Ended(outcome=_outcome(end), stop=end.stop, error=end.error)
         raise_for(ended, result, None if log is None else log.cause)
         return await with_output(result, self._live.output, MISSING if log is None else log.kept)
+
+    async def cancel(self) -> bool:
+        """Cancel it, wherever it runs, and also while it is parked or queued; durable when this returns.
+
+        Queued input is dropped, and `wait` raises `Dropped`. A turn that runs ends as cancelled, and `wait` raises
+        `TurnCancelled`. A parked one stays parked, and the turn that `next` gives is the one that ends as cancelled.
+        See `Session.cancel`.
+
+        Returns:
+            False where it has ended, or was cancelled before.
+
+        Raises:
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        await self._live.refresh()
+        turn = self.id
+        if turn is None and self._item is not None:
+            item = self._item
+            if await self._live.command(lambda view: _inbox.drop(view, {item})) is not None:
+                return True
+            turn = self.id  # it was taken just now
+        turn = turn or self._after
+        return turn is not None and await _cancelling.cancel(self._live, self._taker(turn))
+
+    def _taker(self, turn: str) -> str:
+        """This turn, or the one that has taken it over."""
+        view = self._live.view
+        while turn not in view.ended and turn in view.continued:
+            turn = view.continued[turn]
+        return turn
 
     async def next(self) -> Turn[OutputT]:
         """The turn that goes on with the same run after a park, wherever it runs; waits for it to begin.

@@ -1,0 +1,141 @@
+"""Cancelling: a run, wherever it runs, and the children that it leaves behind. Needs no agent."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from weft._contain import Contained, contain
+from weft._texts import RESULT_CAP
+from weft.errors import Closed, Locked, NotFound
+from weft.thread import _receipts, _turns
+from weft.thread._live import Live
+from weft.thread._turns import Plan
+from weft.thread._view import ReceiptView, View
+from weft.thread.entries import Receipt
+
+
+async def cancel(live: Live, turn: str | None = None) -> bool:
+    """Cancel the run that is open or parked; durable when this returns, and seen to after that.
+
+    What runs here is stopped at once. What another process runs sees it at its next append or renewal; if it has not
+    ended within a renewal's period, it is ended without it. A parked run is closed at once.
+
+    Args:
+        live: The thread.
+        turn: Only the run whose latest turn this is; None is whatever there is.
+
+    Returns:
+        False where there is no such run, or it has been cancelled before.
+    """
+    world = live.world
+    await live.refresh()
+    fresh, owner = world.ids.new(), world.store.owner
+    now = await world.store.now()
+
+    def decide(view: View) -> Plan | None:
+        return _turns.cancel(view, turn, owner=owner, fresh=fresh, now=now)
+
+    try:
+        plan = await live.command(decide)
+    except Locked:  # somebody has claimed the parked run just now
+        await live.refresh()
+        plan = await live.command(decide)
+    see_to(live)
+    return plan is not None
+
+
+def see_to(live: Live) -> None:
+    """See in the background that what is cancelled here comes to its end, and its children with it."""
+    view = live.view
+    if (view.run is not None and view.run.cancelled is not None) or view.orphans():
+        live.world.spawn(_see_to(live), name=f"weft cancel {live.id}")
+
+
+async def _see_to(live: Live) -> None:
+    outcome = await contain("child", end(live))
+    if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):
+        live.world.report(live.id, outcome.cause)
+
+
+async def end(live: Live) -> None:
+    """Bring a cancelled run to its end, and settle the children that it leaves behind."""
+    while (run := live.view.run) is not None and run.cancelled is not None:
+        if live.runner is not None:
+            await live.changed()
+        elif run.parked:
+            await _close_parked(live)
+        else:
+            await _end_elsewhere(live, run.run)
+    while live.view.orphans():
+        for receipt in live.view.orphans():
+            await _end_child(live, receipt)
+
+
+async def _close_parked(live: Live) -> None:
+    world = live.world
+    fresh, now = world.ids.new(), await world.store.now()
+    try:
+        await live.command(lambda view: _turns.close_parked(view, owner=world.store.owner, fresh=fresh, now=now))
+    except Locked:
+        await live.changed()
+
+
+async def _end_elsewhere(live: Live, run: str) -> None:
+    """Give the owner one renewal's period to end the run; then end it here. A dead owner gets none."""
+    world = live.world
+    over = world.clock.monotonic() + world.store.ttl / 3
+    timer = world.clock.deadline(world.store.ttl / 3, live.wake)
+    try:
+        await live.refresh()
+        while _runs_elsewhere(live, run) and live.lease.live and world.clock.monotonic() < over:
+            await live.changed()
+    finally:
+        timer.cancel()
+    if _runs_elsewhere(live, run):
+        await _take_over(live)
+
+
+async def _take_over(live: Live) -> None:
+    lease: Literal["claim_once", "seize"] = "seize" if live.lease.live else "claim_once"
+    try:
+        await live.command(lambda view: _turns.close_open(view, lease))
+    except Locked:  # somebody recovers it just now, and ends it as cancelled
+        await live.changed()
+
+
+def _runs_elsewhere(live: Live, run: str) -> bool:
+    now = live.view.run
+    return live.runner is None and now is not None and now.run == run and not now.parked
+
+
+async def _end_child(live: Live, receipt: ReceiptView) -> None:
+    """Cancel the child, its own children first, and settle its receipt with what it has spent."""
+    settled = _receipts.cancelled(receipt.id)
+    child = live.world.live(receipt.accepted.child or "")
+    try:
+        await child.open()
+        await cancel(child)
+        await child.until(lambda view: view.run is None or None)
+        await end(child)
+    except NotFound:
+        pass
+    else:
+        if child.view.ended:
+            last = next(reversed(child.view.ended.values()))
+            settled = _receipts.settlement(receipt.id, last, child.view, RESULT_CAP)
+    await settle(live, settled)
+
+
+async def settle(live: Live, settled: Receipt) -> None:
+    """Record a settlement as mail, and take back, here and above, what its child had asked."""
+    now = await live.world.store.now()
+    asked = tuple(live.view.receipts[settled.receipt or ""].requests)
+    await live.command(lambda view: _receipts.settle(view, settled, owner="", may_resume=False, now=now))
+    await retract_above(live, asked, now)
+
+
+async def retract_above(live: Live, requests: tuple[str, ...], now: float) -> None:
+    """Deny, in every ancestor, what a child that is over had asked."""
+    while requests and live.view.header.parent is not None:
+        live = await live.world.live(live.view.header.parent).open()
+        await live.command(lambda view: _receipts.retract(view, requests, now))
