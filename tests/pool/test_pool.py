@@ -103,7 +103,7 @@ async def journal(store: OpenStore, session: Session) -> list[Entry]:
 
 async def threads(store: OpenStore) -> dict[str, str | None]:
     """Every session's parent, by id."""
-    return {header.thread: header.parent async for header in store.list()}
+    return {header.thread: header.parent async for header in store.list(children=True)}
 
 
 def states(session: Session) -> list[str]:

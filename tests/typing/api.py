@@ -10,7 +10,7 @@ from weft import Agent, Context, Limits, Message, Model, ModelRequest, Result, T
 from weft.events import Event
 from weft.pool import Pool
 from weft.testing import Script, call, calls, override, say
-from weft.thread import Entry, Header, Receipt, Request, Session, Turn, approve, deny, open_store, resolve
+from weft.thread import Entry, Header, Receipt, Request, Session, ThreadInfo, Turn, approve, deny, open_store, resolve
 
 
 class Shop:
@@ -98,8 +98,9 @@ async def sessions() -> None:
         assert_type(turn, Turn)
         assert_type(await session.resume(), Turn | None)
         assert_type(await pool.decide(session, approve("a.b")), Turn[Any])
-        async for header in store.list(meta={}):
-            assert_type(header, Header)
+        async for found in store.list(meta={}):
+            assert_type(found, ThreadInfo)
+            assert_type(found.header, Header)
         async for entry in store.watch(session.id, until=session.head):
             assert_type(entry, Entry)
         with override({"desk": model}):

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from weft.errors import Corrupt, NewerFormat
-from weft.thread.entries import KINDS, NAMES, Body, Entry, Head
+from weft.thread.entries import KINDS, NAMES, Body, Entry, Head, Header
 
 _BODY = b',"body":'
 EMPTY = Head(0, "")
@@ -44,6 +44,12 @@ def encode_line(entry: Entry, body: bytes, previous: str) -> bytes:
     return b"%s%s}" % (envelope.encode("ascii"), body)
 
 
+def header_line(header: Header) -> bytes:
+    """The first line of a thread."""
+    entry = Entry(position=0, id=header.thread, parent=None, time=header.created, body=header)
+    return encode_line(entry, encode_body(header), "")
+
+
 def chain(entries: Iterable[Entry], bodies: Iterable[bytes], head: Head) -> tuple[list[bytes], Head]:
     """The lines of entries that follow `head`, and the head after them."""
     count, digest = head.count, head.digest
@@ -54,6 +60,25 @@ def chain(entries: Iterable[Entry], bodies: Iterable[bytes], head: Head) -> tupl
         digest = digest_line(line)
         count += 1
     return lines, Head(count, digest)
+
+
+def rewrap(line: bytes, *, prev: str, position: int, parent: str | None) -> bytes:
+    """The same entry at another place: a new envelope around the body's text as it stands."""
+    cut = line.index(_BODY)
+    envelope = from_json(line[:cut] + b"}")
+    name, above, kind = (to_json(value) for value in (envelope["id"], parent, envelope["kind"]))
+    start = b'{"prev":"%s","n":%d,"id":%s,"parent":%s,"at":%.6f,"kind":%s,"v":%d'
+    at, version = envelope["at"], envelope["v"]
+    return start % (prev.encode("ascii"), position, name, above, at, kind, version) + line[cut:]
+
+
+def previous_of(line: bytes) -> str | None:
+    """The digest of the line before, as a line says; None where it says none."""
+    try:
+        found = from_json(line)["prev"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def decode_line(line: bytes, thread: str, position: int) -> Entry:

@@ -20,7 +20,7 @@ from weft._output import Output
 from weft._ports import Clock, Ids
 from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
-from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
+from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, evolve, first_index, leaf_after, next_index
 from weft.thread.entries import MAIL, TREE, Body, Entry, Header, TurnStarted
@@ -252,12 +252,27 @@ class Live:
             The header's line, and a future of the one that the store keeps: another one if the thread was
             there already; then what is here must be forgotten.
         """
-        entry = Entry(position=0, id=self.id, parent=None, time=header.created, body=header)
-        line = encode_line(entry, encode_body(header), "")
+        line = header_line(header)
         self._view = View(header)
         self.head = Head(1, digest_line(line))
         self._reset_next()
         return line, self.world.store.create(self.id, line, first_index(header))
+
+    async def make(self, header: Header, *, new: bool) -> None:
+        """Make the thread durably; unless it is `new`, it may be there already, and is then opened.
+
+        Raises:
+            StoreFailed: The store could not write.
+        """
+        if new:
+            await self.found(header)[1]
+            return
+        try:
+            await self.open()
+        except NotFound:
+            line = header_line(header)
+            await self.world.store.create(self.id, line, first_index(header))
+            await self.open()
 
     def log_of(self, turn: str, kept: TurnLog | None = None) -> TurnLog | None:
         """What this process saw of a turn, by the latest log or by the one that a handle has kept."""

@@ -63,7 +63,12 @@ def receipts(view: View) -> tuple[Receipt, ...]:
 
 def child_id(parent: str, call: str) -> str:
     """A child's thread id: derived, so that a delegation made again finds the same child."""
-    digest = hashlib.sha256(f"{parent}\n{call}".encode()).digest()[:16]
+    return derived(parent, call)
+
+
+def derived(one: str, other: str) -> str:
+    """A thread id that these two texts determine."""
+    digest = hashlib.sha256(f"{one}\n{other}".encode()).digest()[:16]
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
 
 

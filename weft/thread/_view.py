@@ -6,7 +6,7 @@ is indexed here, never searched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, assert_never
 
@@ -324,10 +324,10 @@ class View:
         origin = self.header.origin
         return origin is not None and entry.position <= origin.copied
 
-    def path(self) -> list[tuple[str, Node]]:
-        """The entries from the beginning to the leaf."""
+    def path(self, leaf: str | None) -> list[tuple[str, Node]]:
+        """The entries from the beginning to this one."""
         path: list[tuple[str, Node]] = []
-        name = self.leaf
+        name = leaf
         while name is not None and name in self.tree:
             path.append((name, self.tree[name]))
             name = self.tree[name].parent
@@ -350,11 +350,12 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
             _mark(view, entry.id)
         case Leaf():
             view.leaf = leaf_after(entry)
-            read_path(view)
+            _read_again(view)
         case Compaction():
             _grow(view, entry, body)
-            view.summaries += NO_USAGE if body.summary is None else body.usage or UNKNOWN_CALL
-            read_path(view)
+            if body.summary is not None and not view.copied(entry):
+                view.summaries += body.usage or UNKNOWN_CALL
+            _read_again(view)
         case TurnStarted():
             _turn_started(view, entry, body)
         case ToolsStarted():
@@ -400,29 +401,44 @@ def _mark(view: View, name: str) -> None:
         view.marks += [name] * missing
 
 
-def read_path(view: View) -> None:
-    """Build what the model reads from the path to the leaf."""
-    path = view.path()
+class Reading(NamedTuple):
+    """What a model reads on a path."""
+
+    transcript: Transcript
+    marks: list[str]
+    """By message: the entry that has made it whole."""
+    replies: int
+    """Assistant messages on the path, also those that a summary stands for."""
+
+
+def _read_again(view: View) -> None:
+    view.transcript, view.marks, view.replies = read(view.path(view.leaf))
+    view.reported = None
+
+
+def read(path: Sequence[tuple[str, Node]]) -> Reading:
+    """What a model reads on this path: all of it, but for what a compaction has put in place of its beginning."""
     places = {name: place for place, (name, _) in enumerate(path)}
     start, trimmed, stub = 0, 0, ""
-    view.transcript, view.marks, view.reported = Transcript(), [], None
-    view.replies = sum(isinstance(n.body, Said) and n.body.message.role == "assistant" for _, n in path)
-    summary: tuple[str, str] | None = None
+    transcript = Transcript()
+    marks: list[str] = []
     for name, node in path:
-        if isinstance(node.body, Compaction) and node.body.keep in places:
-            if node.body.summary is not None:
-                start, summary = places[node.body.keep], (name, node.body.summary)
-            elif node.body.stub is not None:
-                trimmed, stub = places[node.body.keep], node.body.stub
-    if summary is not None:
-        view.transcript.say(Message.user(summary[1]))
-        _mark(view, summary[0])
+        body = node.body
+        if not isinstance(body, Compaction) or body.keep not in places:
+            continue
+        if body.summary is not None:
+            start = places[body.keep]
+            transcript, marks = Transcript([Message.user(body.summary)]), [name]
+        elif body.stub is not None:
+            trimmed, stub = places[body.keep], body.stub
     for place, (name, node) in enumerate(path[start:], start):
         if isinstance(node.body, Said):
-            view.transcript.say(node.body.message)
+            transcript.say(node.body.message)
         elif isinstance(node.body, CallResult):
-            view.transcript.answer(as_result(node.body, stub if place < trimmed else None))
-        _mark(view, name)
+            transcript.answer(as_result(node.body, stub if place < trimmed else None))
+        marks += [name] * (len(transcript.messages) - len(marks))
+    replies = sum(isinstance(node.body, Said) and node.body.message.role == "assistant" for _, node in path)
+    return Reading(transcript, marks, replies)
 
 
 def as_result(body: CallResult, stub: str | None = None) -> ToolResult:

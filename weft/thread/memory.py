@@ -91,6 +91,10 @@ class MemoryStore:
         found = self._find(thread)
         return Loaded(found.lines[after:], found.head, self._lease(found))
 
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        self._check_open()
+        return dict(enumerate(self._find(thread).lines))
+
     async def list(self, query: Query) -> list[Listed]:
         self._check_open()
         threads, after = self._data._threads, query.after

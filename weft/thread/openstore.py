@@ -20,18 +20,20 @@ from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, WeftError, WrongCall
 from weft.messages import clean_text
-from weft.thread import _approvals, _cancelling, entries
+from weft.thread import _approvals, _cancelling, _upkeep, entries
 from weft.thread._actor import Actor
-from weft.thread._codec import decode_line
 from weft.thread._host import Host
+from weft.thread._listing import Listing, ThreadInfo
 from weft.thread._live import Live
+from weft.thread._receipts import derived
 from weft.thread._runner import TurnRunner
+from weft.thread._upkeep import Salvaged, Verified
 from weft.thread._view import thread_of
 from weft.thread.entries import Entry, Header
 from weft.thread.memory import Memory, MemoryStore
-from weft.thread.session import Session
+from weft.thread.session import Session, checked_meta
 from weft.thread.sqlite import SQLiteStore, Synchronous
-from weft.thread.store import Head, Listed, Query, Store
+from weft.thread.store import Head, Query, Store
 from weft.thread.turn import Turn
 from weft.thread.watch import Watch
 
@@ -232,6 +234,7 @@ class OpenStore:
         *,
         deps: DepsT = None,  # type: ignore[assignment]  # None is right where the agent has no deps
         meta: Mapping[str, str] | None = None,
+        key: str | None = None,
         allow: Iterable[str] | None = None,
         expires: float | None = 7 * 86_400.0,
     ) -> Session[OutputT]:
@@ -241,6 +244,8 @@ class OpenStore:
             agent: Who runs it.
             deps: What its tools get.
             meta: Strings by which it can be listed.
+            key: Makes it idempotent: with a key that was given before, from any process, this is the session that
+                was made then, as it is.
             allow: The permissions that its tools may need; absent: what the agent allows.
             expires: Seconds that its requests stay open where a tool does not say; None is for ever.
 
@@ -253,18 +258,18 @@ class OpenStore:
         allowed = narrower(agent.allow, permissions(allow))
         check_allowed(agent.tools, allowed)
         header = Header(
-            thread=(thread := self.ids.new()),
+            thread=(thread := self.ids.new() if key is None else keyed(key)),
             kind="session",
             name=agent.name,
             created=self.clock.now(),
-            meta=_checked(meta or {}),
+            meta=checked_meta(meta or {}),
             root=thread,
             path=(agent.name,),
             allow=None if allowed is None else tuple(sorted(allowed)),
             expires=expires,
         )
         live = self.live(thread)
-        await live.found(header)[1]
+        await live.make(header, new=key is None)
         return Session(self, live, Actor(self, live, agent, deps))
 
     @overload
@@ -295,6 +300,11 @@ class OpenStore:
         if not fresh:
             await live.refresh()
         return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
+
+    async def handle(self, session: str, like: Actor | None) -> Session[Any]:
+        """A session's handle, with the agent and the deps of another one's."""
+        live = await self.live(session).open()
+        return Session(self, live, None if like is None else Actor(self, live, like.agent, like.deps))
 
     async def recover(self, session: str, root: Root | Agent[Any, Any]) -> Turn[Any] | None:
         """`open`, then `resume`, for what a dead process left.
@@ -392,14 +402,44 @@ class OpenStore:
         self.check_open()
         return await _cancelling.cancel(await self.live(thread).open())
 
-    def list(self, *, meta: Mapping[str, str] | None = None, kind: str = "session") -> AsyncIterator[Header]:
-        """Headers, newest first.
+    def list(  # noqa: PLR0913  # each a filter of its own
+        self,
+        *,
+        meta: Mapping[str, str] | None = None,
+        title: str | None = None,
+        pending: bool | None = None,
+        name: str | None = None,
+        kind: str | None = "session",
+        parent: str | None = None,
+        children: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[ThreadInfo]:
+        """Threads, newest first. Without `parent` and `children` those that nobody has delegated.
 
         Args:
-            meta: Only threads with these metadata.
-            kind: Only threads of this kind.
+            meta: Only those with these metadata.
+            title: Only those whose title contains this text, in any case of letters.
+            pending: Only those where something waits for a decision, or nothing does.
+            name: Only those of this agent or definition.
+            kind: Only those of this kind; None is all kinds.
+            parent: Only the children of this thread.
+            children: Children as well.
+            after: The `cursor` of the last one of the page before.
+            limit: At most so many; None is all there are.
         """
-        return _Listing(self, Query(kind=kind, meta=_checked(meta or {}), limit=PAGE))
+        query = Query(
+            kind=kind,
+            name=name,
+            parent=parent,
+            roots=parent is None and not children,
+            meta=checked_meta(meta or {}),
+            title=title,
+            pending=pending,
+            after=after,
+            limit=PAGE,
+        )
+        return Listing(self.store, query, self.check_open, limit)
 
     def watch(self, thread: str, *, after: int = 0, until: Head | None = None) -> Watch:
         """Every entry from position `after` on, exactly once, in order, then live; `until` a head.
@@ -409,24 +449,91 @@ class OpenStore:
         self.check_open()
         return Watch(self.live(thread), after=after, until=until)
 
-    async def delete(self, thread: str) -> None:
-        """Delete an idle thread.
+    async def delete(self, thread: str, *, children: bool = False) -> None:
+        """Delete a thread that runs no turn; nothing of it is left.
+
+        Args:
+            thread: Its id.
+            children: Delete its children as well, and theirs, first. Without this they stay.
 
         Raises:
             NotFound: No thread has this id.
-            Busy: It runs a turn, or has delegations that are not settled.
+            Busy: It runs a turn, or has delegations that are not settled; with `children`, or one of them runs one.
+                Some of them may be gone by then.
         """
         self.check_open()
         live = await self.live(thread).open()
         await live.refresh()
-        if live.view.unsettled:
-            raise Busy(f"thread {thread!r} has delegations that are not settled")
+        if live.view.unsettled and not children:
+            raise Busy(f"thread {thread!r} has delegations that are not settled; see children=True")
+        if children:
+            async for child in self.list(kind=None, parent=thread):
+                await self.delete(child.thread, children=True)
         try:
             await self.store.delete(thread, live.head)
         except Locked:
             raise Busy(f"thread {thread!r} runs a turn") from None
         live.close(NotFound(thread))
         self._lives.pop(thread, None)
+
+    # -- upkeep
+
+    async def verify(self, thread: str) -> Verified:
+        """Read all of a thread, and check that each line is as it was written; for a whole store, do it for each.
+
+        Raises:
+            NotFound: No thread has this id.
+        """
+        self.check_open()
+        return await _upkeep.verify(self, thread)
+
+    async def export(self, thread: str, *, children: bool = False) -> str:
+        """The journal as it is stored: JSON Lines, the header first.
+
+        Args:
+            thread: Its id.
+            children: Its children after it, and theirs.
+
+        Raises:
+            NotFound: No thread has this id.
+            Corrupt: A line is missing; see `verify` and `salvage`.
+        """
+        self.check_open()
+        text = await _upkeep.export(self, thread)
+        if children:
+            async for child in self.list(kind=None, parent=thread):
+                text += await self.export(child.thread, children=True)
+        return text
+
+    async def restore(self, text: str) -> tuple[str, ...]:
+        """Make threads from what `export` gave, under the ids that they had; durable when this returns.
+
+        A thread that is here already, just so, stays as it is. One that had a turn under way reads as one whose
+        process has died: `recover` goes on with it.
+
+        Returns:
+            Their ids, in the order of the text.
+
+        Raises:
+            Corrupt: The text is not a whole journal. Nothing of that thread was written; those before it were.
+            NewerFormat: A newer weft has written it.
+            Conflict: A thread of this id is here, and differs.
+        """
+        self.check_open()
+        return await _upkeep.restore(self, text)
+
+    async def salvage(self, thread: str) -> Salvaged:
+        """Copy what a damaged session still has of its conversation into a new one; the old one stays as it is.
+
+        What follows a lost line goes on from what came before it; a result whose call is lost is left out, and a call
+        whose result is lost reads as interrupted. What waited for a person is asked again.
+
+        Raises:
+            NotFound: Nothing of it is there.
+            Corrupt: Its header is lost.
+        """
+        self.check_open()
+        return await _upkeep.salvage(self, thread)
 
     def observe(self, observer: Callable[[str, Entry], None]) -> None:
         """Call `observer(thread, entry)` for every entry that this process commits, after the commit.
@@ -436,35 +543,9 @@ class OpenStore:
         self._observers.append(observer)
 
 
-class _Listing:
-    """Pages of headers, one after another. Owns nothing that needs closing."""
-
-    def __init__(self, store: OpenStore, query: Query) -> None:
-        self._store = store
-        self._query = query
-        self._rows: list[Listed] = []
-        self._more = True
-
-    def __aiter__(self) -> AsyncIterator[Header]:
-        return self
-
-    async def __anext__(self) -> Header:
-        self._store.check_open()
-        if not self._rows and self._more:
-            await self._page()
-        if not self._rows:
-            raise StopAsyncIteration
-        row = self._rows.pop(0)
-        header = decode_line(row.line, row.thread, 0).body
-        assert isinstance(header, Header)
-        return header
-
-    async def _page(self) -> None:
-        query = self._query
-        self._rows = await self._store.store.list(query)
-        self._more = len(self._rows) == query.limit
-        if self._rows:
-            self._query = Query(kind=query.kind, meta=query.meta, after=self._rows[-1].cursor, limit=query.limit)
+def keyed(key: str) -> str:
+    """The thread id of a session that is created under a key."""
+    return derived("session", clean_text(key))
 
 
 def open_store(
@@ -519,14 +600,6 @@ def _store(
             synchronous=synchronous,
         )
     raise WrongCall(f"no store at {where!r}; use 'memory:' or 'sqlite:///file.db'")
-
-
-def _checked(meta: Mapping[str, str]) -> dict[str, str]:
-    pairs: tuple[tuple[object, object], ...] = tuple(meta.items())
-    for key, value in pairs:
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
-    return {clean_text(key): clean_text(value) for key, value in meta.items()}
 
 
 def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> Callable[[], None]:

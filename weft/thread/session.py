@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol
@@ -9,17 +10,19 @@ from typing import Any, Generic, Literal, Protocol
 from typing_extensions import TypeVar
 
 from weft._agent import Agent, Prompt
+from weft._ports import Clock, Ids
 from weft._result import Result
-from weft.errors import WrongCall
-from weft.messages import Message, Usage, as_message, clean_text
-from weft.thread import _approvals, _cancelling, _inbox, _receipts, entries
+from weft.errors import Busy, Locked, WrongCall
+from weft.messages import Message, ToolResult, Usage, as_message, clean_text
+from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _upkeep, entries
 from weft.thread._actor import Actor, known_turn
 from weft.thread._live import Live
-from weft.thread._view import View, thread_of
-from weft.thread.store import Head
+from weft.thread._turns import Plan
+from weft.thread._view import Node, View, as_result, thread_of
+from weft.thread.store import Head, Store
 from weft.thread.turn import Turn
 
-__all__ = ["Session", "SessionUsage"]
+__all__ = ["PathEntry", "Session", "SessionNote", "SessionUsage"]
 
 
 OutputT = TypeVar("OutputT", default=str)
@@ -30,18 +33,48 @@ class SessionUsage:
     """What a session has spent, as providers reported it."""
 
     turns: Usage
-    """All its own model calls, failed attempts too."""
+    """All its own model calls, failed attempts and abandoned branches too."""
+    summaries: Usage
+    """Its compactions'."""
     delegated: Usage
     """Its settled delegations, each with its child's whole ledger."""
 
     @property
     def total(self) -> Usage:
-        """Both."""
-        return self.turns + self.delegated
+        """All of it."""
+        return self.turns + self.summaries + self.delegated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathEntry:
+    """An entry of the conversation: a message, or one call's result."""
+
+    id: str
+    """Give it to `branch` or `fork` to go on from here."""
+    message: Message | None = None
+    """A user or assistant message."""
+    result: ToolResult | None = None
+    summary: str | None = None
+    """A compaction's: what the model reads in place of what came before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionNote:
+    """An application's own entry."""
+
+    id: str
+    time: float
+    """Its writer's clock, seconds since the epoch."""
+    name: str
+    text: str
 
 
 class Decider(Protocol):
-    """What a session needs of its store to decide."""
+    """What a session needs of its store."""
+
+    clock: Clock
+    ids: Ids
+    store: Store
 
     async def record_decisions(
         self, live: Live, decisions: tuple[_approvals.Decision, ...]
@@ -55,6 +88,10 @@ class Decider(Protocol):
 
     def live(self, thread: str) -> Live:
         """The live thread of this id."""
+        ...
+
+    async def handle(self, session: str, like: Actor | None) -> Session[Any]:
+        """A session's handle, with the agent and the deps of another one's."""
         ...
 
     def check_open(self) -> None:
@@ -117,10 +154,33 @@ class Session(Generic[OutputT]):
         return _receipts.receipts(self._live.view)
 
     @property
+    def title(self) -> str | None:
+        """Its title, if it has been given one."""
+        return self._live.view.index.title
+
+    @property
+    def notes(self) -> tuple[SessionNote, ...]:
+        """The application's own entries, in order."""
+        notes = ((entry, entry.body) for entry in self._live.view.notes)
+        return tuple(
+            SessionNote(id=entry.id, time=entry.time, name=body.name, text=body.text)
+            for entry, body in notes
+            if isinstance(body, entries.Note)
+        )
+
+    @property
+    def path(self) -> tuple[PathEntry, ...]:
+        """The conversation from its beginning to where it stands, whole: also what a compaction stands for.
+
+        Built anew each time, at a cost in proportion to its length.
+        """
+        return tuple(_path_entry(name, node) for name, node in self._live.view.path(self._live.view.leaf))
+
+    @property
     def usage(self) -> SessionUsage:
         """What it has spent."""
         view = self._live.view
-        return SessionUsage(turns=view.turns, delegated=view.delegated)
+        return SessionUsage(turns=view.turns, summaries=view.summaries, delegated=view.delegated)
 
     async def ask(self, prompt: Prompt, *, key: str | None = None) -> Result[OutputT]:
         """`send`, then `wait`. Cancelling it does not cancel the turn.
@@ -253,6 +313,96 @@ class Session(Generic[OutputT]):
         plan = await self._live.command(_inbox.drop)
         return 0 if plan is None else len(plan.bodies)
 
+    async def branch(self, entry: str | None) -> None:
+        """Go on from another entry, between turns: the next message follows it. Durable when this returns.
+
+        Nothing is deleted; what is left aside stays in the journal, and can be branched back to. Where calls wait for
+        a person at that entry, they are asked again: the session is parked there, with fresh requests, and decisions
+        made before do not apply. Other calls without a result there read as interrupted.
+
+        Args:
+            entry: The `id` of one of `path`, or of an earlier path; None is the very beginning.
+
+        Raises:
+            WrongCall: The session has no such entry.
+            Busy: A turn runs or is parked; wait for it, or cancel it.
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        self._decider.check_open()
+        await self._live.refresh()
+        fresh, now = self._decider.ids.new(), await self._decider.store.now()
+        owner = self._decider.store.owner
+        try:
+            await self._live.command(lambda view: _branches.branch(view, entry, owner=owner, fresh=fresh, now=now))
+        except Locked:
+            raise Busy(f"session {self.id!r} runs a turn; wait for it, or cancel it") from None
+
+    async def fork(self, entry: str | None = None, *, meta: Mapping[str, str] | None = None) -> Session[OutputT]:
+        """A new session that has this one's conversation up to an entry; durable when this returns.
+
+        It has the agent, the deps, the title, the metadata and the permissions of this one, and a ledger of its own
+        that begins at nothing. What waits for a person is asked again there. Queued input, children and their
+        requests stay here; a delegation that is open reads as interrupted there.
+
+        Args:
+            entry: The `id` of one of `path`, or of an earlier path; absent: where the session stands.
+            meta: More metadata, over this one's.
+
+        Raises:
+            WrongCall: The session has no such entry.
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        self._decider.check_open()
+        await self._live.refresh()
+        view = self._live.view
+        if entry is not None and entry not in view.tree:
+            raise WrongCall(f"session {self.id!r} has no message or result {entry!r}; see session.path for those")
+        fresh = self._decider.ids.new()
+        header = dataclasses.replace(
+            view.header,
+            thread=fresh,
+            root=fresh,
+            parent=None,
+            call=None,
+            depth=0,
+            path=(view.header.name,),
+            created=self._decider.clock.now(),
+            meta={**view.index.meta, **checked_meta(meta or {})},
+        )
+        await _upkeep.fork(self._live, view.leaf if entry is None else entry, header)
+        return await self._decider.handle(fresh, self._actor)
+
+    async def note(self, name: str, text: str) -> str:
+        """Keep something of the application's in the journal; no model sees it. Durable when this returns.
+
+        Returns:
+            The entry's id.
+        """
+        self._decider.check_open()
+        note = entries.Note(name=clean_text(name), text=clean_text(text))
+        return await self._mail(note)
+
+    async def describe(self, *, title: str | None = None, meta: Mapping[str, str | None] | None = None) -> None:
+        """Set the title, or metadata; durable when this returns.
+
+        Args:
+            title: Absent: as it is.
+            meta: What is given is set, None removes a key, and the rest stays.
+
+        Raises:
+            WrongCall: The metadata are not strings by strings.
+        """
+        self._decider.check_open()
+        given = meta or {}
+        removed = tuple(clean_text(key) for key, value in given.items() if value is None)
+        kept = checked_meta({key: value for key, value in given.items() if value is not None})
+        title = None if title is None else clean_text(title)
+        await self._mail(entries.Info(title=title, meta=kept, removed=removed))
+
+    async def _mail(self, body: entries.Body) -> str:
+        plan = await self._live.command(lambda _: Plan(bodies=(body,), lease="mail"))
+        return "" if plan is None else plan.ids[0]
+
     async def settled_or_waiting(self) -> None:
         """Return when nothing moves here without the outside: no turn and nothing queued, or all waits for decisions.
 
@@ -274,3 +424,26 @@ class Session(Generic[OutputT]):
     async def refresh(self) -> None:
         """Fold what others wrote."""
         await self._live.refresh()
+
+
+def _path_entry(name: str, node: Node) -> PathEntry:
+    match node.body:
+        case entries.Said() as said:
+            return PathEntry(id=name, message=said.message)
+        case entries.CallResult() as result:
+            return PathEntry(id=name, result=as_result(result))
+        case entries.Compaction() as compaction:
+            return PathEntry(id=name, summary=compaction.summary)
+
+
+def checked_meta(meta: Mapping[str, str]) -> dict[str, str]:
+    """Metadata as they are stored.
+
+    Raises:
+        WrongCall: They are not strings by strings.
+    """
+    pairs: tuple[tuple[object, object], ...] = tuple(meta.items())
+    for key, value in pairs:
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
+    return {clean_text(key): clean_text(value) for key, value in meta.items()}

@@ -48,6 +48,8 @@ Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 Outcome: TypeAlias = object
 _BATCH = 256
 """Jobs of one transaction: enough to share its cost, few enough that the loop goes on with those before meanwhile."""
+_SCANNED = 256
+"""Lines that are read at once to look for what is broken."""
 _FORKED = "the store was opened before a fork; open it in this process"
 _READ_TIMEOUT = 5.0
 """Seconds that a reader waits, where the file is being recovered."""
@@ -539,6 +541,32 @@ class SQLiteStore:
         if live and owner != self.owner:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
+
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        reader = self._require_reader()
+        try:
+            rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
+        if not rows:
+            raise NotFound(thread)
+        tid, count = rows[0][0], rows[0][1]
+        found: dict[int, bytes] = {}
+        for start in range(0, count, _SCANNED):
+            found |= await self._scan_part(tid, start)
+        return found
+
+    async def _scan_part(self, tid: int, start: int) -> dict[int, bytes]:
+        """The lines of one part; where it cannot be read as a whole, those that can be read singly."""
+        reader = self._require_reader()
+        try:
+            rows = await reader.execute_fetchall(sql.SCAN, (tid, start, _SCANNED))
+        except sqlite3.Error:
+            rows = []
+            for position in range(start, start + _SCANNED):
+                with suppress(sqlite3.Error):
+                    rows += await reader.execute_fetchall(sql.SCAN, (tid, position, 1))
+        return {int(n): bytes(line) for n, line in rows if start <= n < start + _SCANNED}
 
     async def list(self, query: Query) -> list[Listed]:
         values = {

@@ -179,6 +179,14 @@ class Store(Protocol):
         """
         ...
 
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        """What there is of a thread's lines, by position, whatever is missing or cannot be read; for mending.
+
+        Raises:
+            NotFound: Nothing of it is there.
+        """
+        ...
+
     async def list(self, query: Query) -> list[Listed]:
         """Header lines, newest first, at most `query.limit`."""
         ...

@@ -1,0 +1,106 @@
+"""Listing threads, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from weft.thread._codec import decode_line
+from weft.thread.entries import Header, Index
+from weft.thread.store import Listed, Query, Store
+
+__all__ = ["ThreadInfo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadInfo:
+    """A thread as a list shows it."""
+
+    header: Header
+    title: str | None
+    meta: Mapping[str, str]
+    """As it is now; the header's is that of its creation."""
+    pending: int
+    """Requests that wait for a decision."""
+    unsettled: int
+    """Delegations that are not settled."""
+    cursor: int
+    """Give it as `after=` to go on from here, also when this thread is deleted meanwhile."""
+
+    @property
+    def thread(self) -> str:
+        """Its id."""
+        return self.header.thread
+
+    @property
+    def kind(self) -> str:
+        """What kind of thread it is, as `session`."""
+        return self.header.kind
+
+    @property
+    def name(self) -> str:
+        """The agent's or the definition's."""
+        return self.header.name
+
+    @property
+    def parent(self) -> str | None:
+        """The thread that has delegated to it."""
+        return self.header.parent
+
+    @property
+    def created(self) -> float:
+        """Seconds since the epoch, by its writer's clock."""
+        return self.header.created
+
+
+class Listing:
+    """Threads, newest first; pages are read as they are needed. Owns nothing that needs closing."""
+
+    def __init__(self, store: Store, query: Query, check_open: Callable[[], None], most: int | None) -> None:
+        self._store = store
+        self._query = query
+        self._check_open = check_open
+        self._left = most
+        self._rows: list[Listed] = []
+        self._more = True
+
+    def __aiter__(self) -> AsyncIterator[ThreadInfo]:
+        return self
+
+    async def __anext__(self) -> ThreadInfo:
+        """The next thread.
+
+        Raises:
+            Closed: The store was left.
+        """
+        self._check_open()
+        if self._left == 0:
+            raise StopAsyncIteration
+        if not self._rows and self._more:
+            await self._page()
+        if not self._rows:
+            raise StopAsyncIteration
+        if self._left is not None:
+            self._left -= 1
+        return _info(self._rows.pop(0))
+
+    async def _page(self) -> None:
+        limit = self._query.limit if self._left is None else min(self._query.limit, self._left)
+        self._rows = await self._store.list(replace(self._query, limit=limit))
+        self._more = len(self._rows) == limit
+        if self._rows:
+            self._query = replace(self._query, after=self._rows[-1].cursor)
+
+
+def _info(row: Listed) -> ThreadInfo:
+    header = decode_line(row.line, row.thread, 0).body
+    assert isinstance(header, Header)
+    state: Index = row.state
+    return ThreadInfo(
+        header=header,
+        title=state.title,
+        meta=state.meta,
+        pending=state.pending,
+        unsettled=state.unsettled,
+        cursor=row.cursor,
+    )

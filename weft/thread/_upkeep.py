@@ -1,0 +1,238 @@
+"""What is done with a thread as a whole: check it, copy it out and in, fork it, save what a damaged one still has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from weft.errors import Conflict, Corrupt, NewerFormat
+from weft.thread import _branches
+from weft.thread._codec import decode_line, decode_lines, digest_line, previous_of
+from weft.thread._live import Live, World
+from weft.thread._view import View, evolve, fold, leaf_after
+from weft.thread.entries import TREE, Compaction, Entry, Head, Header
+
+__all__ = ["Fault", "Salvaged", "Verified"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that is wrong with a thread."""
+
+    position: int
+    """Of the line, from 0, which is the header."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a check of a thread has found."""
+
+    thread: str
+    count: int
+    """Lines that there are."""
+    faults: tuple[Fault, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvaged:
+    """What was saved of a damaged thread."""
+
+    thread: str
+    """The new thread."""
+    kept: int
+    """Entries of the conversation that it has."""
+    lost: tuple[int, ...]
+    """Positions of the lines of the old one that are not to be had."""
+
+
+async def verify(world: World, thread: str) -> Verified:
+    """Read every line, and check that it decodes, follows from the one before, and stands at its place."""
+    lines = await world.store.scan(thread)
+    head = await _head(world, thread)
+    return Verified(thread=thread, count=len(lines), faults=tuple(_faults(thread, lines, head)))
+
+
+async def _head(world: World, thread: str) -> Head | None:
+    """Where the store says that the thread ends; None where that cannot be read."""
+    try:
+        return (await world.store.load(thread, 2**40)).head
+    except Corrupt:
+        return None
+
+
+def _faults(thread: str, lines: Mapping[int, bytes], head: Head | None) -> list[Fault]:
+    faults: list[Fault] = []
+    last = max(lines, default=-1)
+    count = max(last + 1, 0 if head is None else head.count)
+    known: set[str] = set()
+    for position in range(count):
+        line = lines.get(position)
+        if line is None:
+            faults.append(Fault(position=position, why="the line is missing"))
+            continue
+        faults += _line_faults(thread, lines, position, line, known)
+    if head is not None and last == head.count - 1 and digest_line(lines[last]) != head.digest:
+        faults.append(Fault(position=last, why="the store's head is not the digest of this line"))
+    return faults
+
+
+def _line_faults(thread: str, lines: Mapping[int, bytes], position: int, line: bytes, known: set[str]) -> list[Fault]:
+    faults: list[Fault] = []
+    try:
+        entry = decode_line(line, thread, position)
+    except (Corrupt, NewerFormat) as error:
+        return [Fault(position=position, why=str(error))]
+    if (position == 0) != isinstance(entry.body, Header):
+        faults.append(Fault(position=position, why="a thread has one header, which is its first line"))
+    if entry.id in known:
+        faults.append(Fault(position=position, why=f"an entry before it has the id {entry.id!r}"))
+    if entry.parent is not None and entry.parent not in known:
+        faults.append(Fault(position=position, why=f"no entry before it has the id of its parent, {entry.parent!r}"))
+    known.add(entry.id)
+    before = lines.get(position - 1)
+    previous = "" if position == 0 else None if before is None else digest_line(before)
+    if previous is not None and previous_of(line) != previous:
+        faults.append(
+            Fault(position=position, why=f"it does not follow from line {position - 1}, one of them was changed")
+        )
+    return faults
+
+
+async def export(world: World, thread: str) -> str:
+    """The thread's lines as they are stored, each with a line end."""
+    loaded = await world.store.load(thread)
+    return "".join(f"{line.decode('ascii')}\n" for line in loaded.lines)
+
+
+async def restore(world: World, text: str) -> tuple[str, ...]:
+    """Make threads as `export` has written them, under their ids; see `OpenStore.restore`."""
+    made: list[str] = []
+    for lines in _threads(text):
+        header, entries = _checked(lines)
+        view = fold(header, entries)
+        kept = await world.store.create(header.thread, lines[0], view.index, lines[1:])
+        head = (await world.store.load(header.thread, len(lines))).head
+        if kept != lines[0] or head != Head(len(lines), digest_line(lines[-1])):
+            raise Conflict(f"thread {header.thread!r} is in the store already, and differs; delete it first")
+        made.append(header.thread)
+    return tuple(made)
+
+
+def _threads(text: str) -> list[list[bytes]]:
+    threads: list[list[bytes]] = []
+    for line in text.splitlines():
+        data = line.encode()
+        if previous_of(data) == "" or not threads:
+            threads.append([])
+        threads[-1].append(data)
+    return threads
+
+
+def _checked(lines: Sequence[bytes]) -> tuple[Header, list[Entry]]:
+    """A whole thread.
+
+    Raises:
+        Corrupt: It is none.
+        NewerFormat: A newer weft has written it.
+    """
+    first = decode_line(lines[0], "", 0)
+    header = first.body
+    if not isinstance(header, Header):
+        raise Corrupt("", 0, "the first line is no header")
+    thread = header.thread
+    faults = _faults(thread, dict(enumerate(lines)), None)
+    entries = decode_lines(lines[1:], thread, 1)
+    if faults:
+        raise Corrupt(thread, faults[0].position, faults[0].why)
+    return header, entries
+
+
+async def fork(live: Live, leaf: str | None, header: Header) -> None:
+    """Make a thread with this header that has the path to an entry; atomic and durable."""
+    world = live.world
+    loaded = await world.store.load(live.id)
+    entries = decode_lines(loaded.lines, live.id, 0)
+    lines = {entry.id: (entry.position, line) for entry, line in zip(entries, loaded.lines, strict=True)}
+    path = [name for name, _ in live.view.path(leaf)]
+    await _make(world, live.view, path, lines, header, loaded.head, how="fork")
+
+
+async def _make(  # as for `_branches.copy`
+    world: World,
+    view: View,
+    path: Sequence[str],
+    lines: Mapping[str, tuple[int, bytes]],
+    header: Header,
+    head: Head,
+    *,
+    how: str,
+) -> None:
+    now = await world.store.now()
+    made = _branches.copy(view, path, lines, header, head, how=how, new=world.ids.new, owner=world.store.owner, now=now)
+    await world.store.create(header.thread, made.lines[0], made.index, made.lines[1:])
+
+
+async def salvage(world: World, thread: str) -> Salvaged:
+    """Copy what a damaged thread still has of its conversation into a new one; see `OpenStore.salvage`."""
+    lines = await world.store.scan(thread)
+    head = await _head(world, thread) or Head(max(lines, default=-1) + 1, "")
+    entries, lost = _survivors(thread, lines, head)
+    header = entries.pop(0).body if entries and entries[0].position == 0 else None
+    if not isinstance(header, Header):
+        raise Corrupt(thread, 0, "its header is lost, so nothing of it can be made sense of")
+    view = View(header)
+    leaf: str | None = None
+    parents: dict[str, str | None] = {}
+    for entry in entries:
+        evolve(view, entry)
+        if entry.id in view.tree:
+            known = entry.parent is None or entry.parent in parents
+            parents[entry.id] = entry.parent if known else leaf
+        if type(entry.body) in TREE:
+            leaf = leaf_after(entry)
+    path = _bridged(view, parents)
+    fresh = replace(header, thread=world.ids.new(), created=world.clock.now(), meta=dict(view.index.meta))
+    fresh = replace(fresh, root=fresh.thread, parent=None, call=None, depth=0, path=(header.name,))
+    kept = {entry.id: (entry.position, lines[entry.position]) for entry in entries}
+    await _make(world, view, path, kept, fresh, head, how="salvage")
+    return Salvaged(thread=fresh.thread, kept=len(path), lost=lost)
+
+
+def _bridged(view: View, parents: Mapping[str, str | None]) -> list[str]:
+    """The path to the leaf, over what is lost."""
+    path: list[str] = []
+    name = view.leaf if view.leaf in view.tree else next(reversed(view.tree), None)
+    while name is not None:
+        node = view.tree.get(name)
+        if node is not None and not (isinstance(node.body, Compaction) and node.body.keep not in view.tree):
+            path.append(name)
+        name = parents.get(name)
+    path.reverse()
+    return path
+
+
+def _survivors(thread: str, lines: Mapping[int, bytes], head: Head) -> tuple[list[Entry], tuple[int, ...]]:
+    """The entries that are as they were written, and the positions of the others.
+
+    From the end: a line that is good vouches for the one before it, by its digest; the head does for the last.
+    """
+    entries: list[Entry] = []
+    lost: list[int] = []
+    vouched: str | None = head.digest or None
+    for position in reversed(range(head.count)):
+        line = lines.get(position)
+        try:
+            if line is None or vouched not in (None, digest_line(line)):
+                raise Corrupt(thread, position, "it is not as it was written")
+            entries.append(decode_line(line, thread, position))
+            vouched = previous_of(line)
+        except (Corrupt, NewerFormat):
+            lost.append(position)
+            vouched = None
+    return entries[::-1], tuple(lost[::-1])
