@@ -396,9 +396,10 @@ class RunLoop:
         self.state, effects = advance(before, given)
         if isinstance(given, Recorded) and not self._quiet:
             self._acknowledge()
-        records = Record in map(type, effects)
-        if records or self._since:
-            self._since.append(_Since(before, given, records))
+        if self._recorder.durable:  # else nothing is refused that has been recorded
+            records = Record in map(type, effects)
+            if records or self._since:
+                self._since.append(_Since(before, given, records))
         for effect in effects:
             self._carry_out(effect)
 
@@ -457,12 +458,13 @@ class RunLoop:
                 )
 
     def _add(self, message: Message) -> None:
-        since = self._since[-1]
-        if since.said is None:
-            since.said = len(self.transcript.messages)
-        if message.role == "assistant":
-            since.replies += 1
-            self._replies += 1
+        answered = message.role == "assistant"
+        self._replies += answered
+        if self._since:
+            since = self._since[-1]
+            since.replies += answered
+            if since.said is None:
+                since.said = len(self.transcript.messages)
         self.transcript.say(message)
 
     # -- the model
