@@ -191,7 +191,7 @@ class RunLoop:
         if cancel:
             if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
                 self._in_flight = True  # what it spent is not known any more
-            self.state = self.state._replace(held=None, cancelling=True)
+            self.state = replace(self.state, held=None, cancelling=True)
         for given in news:  # first: what is fed again may park the run, and then they come too late
             self.feed(given)
         for item in since:
