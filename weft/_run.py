@@ -246,7 +246,10 @@ class RunLoop:
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         timer = self._clocked()
         try:
-            await self._guard(self._prepare(begin))
+            if callable(self.setup.instructions):
+                await self._guard(self._prepare(begin))
+            elif self._stop is None:
+                self._begin(begin, self.setup.instructions)
             while not self.over:
                 work, self._work = self._work, None
                 if self._stop is not None:
@@ -279,17 +282,18 @@ class RunLoop:
         return self._clock.deadline(left, partial(self.feed, Deadline()))
 
     async def _prepare(self, begin: Begin) -> None:
-        setup = self.setup
-        if callable(setup.instructions):
-            await self._slot.take()
-            text = await contain("model", call_user_code(partial(setup.instructions, self._context(_NO_CALL, 0))))
-            if isinstance(text, Contained):
-                self.cause = text.cause
-                self.feed(ModelFailed(error=_broken("instructions", text.cause)))
-                return
-            self._instructions = clean_text(str(text))
+        """Ask for the instructions, and begin."""
+        await self._slot.take()
+        wanted = partial(self.setup.instructions, self._context(_NO_CALL, 0))
+        text = await contain("model", call_user_code(wanted))
+        if isinstance(text, Contained):
+            self.cause = text.cause
+            self.feed(ModelFailed(error=_broken("instructions", text.cause)))
         else:
-            self._instructions = setup.instructions
+            self._begin(begin, clean_text(str(text)))
+
+    def _begin(self, begin: Begin, instructions: str | None) -> None:
+        self._instructions = instructions
         self.feed(self._where(begin) if self.state.progress.steps else begin)
 
     def _where(self, begin: Begin) -> Begin:
@@ -648,9 +652,8 @@ class RunLoop:
         tool = self.setup.tools[call.name]
         if not self._recorder.may_act():
             return
-        context = self._context(call, attempt)
         if tool._delegate is not None:
-            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
+            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, self._context(call, attempt))
         else:
             self._ahead.discard(call.id)
             arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
@@ -660,7 +663,7 @@ class RunLoop:
             finished = await run_body(
                 tool,
                 plan,
-                context,
+                self._context(call, attempt) if tool._signature.takes_context else None,
                 self._clock,
                 durable=durable,
                 late=late,
