@@ -532,7 +532,7 @@ class RunStream(Generic[OutputT]):
 
     def __aiter__(self) -> AsyncIterator[Event]:
         self._entered()
-        return _RunEvents(self, EventStream(self._log))
+        return EventStream(self._log, self.result)
 
     async def result(self) -> Result[OutputT]:
         """The run's result, when it is over. Raises as `run` does. Cancelling the wait does not cancel the run.
@@ -550,21 +550,3 @@ class RunStream(Generic[OutputT]):
         if self._task is None:
             raise WrongCall("enter the stream first: `async with agent.stream(…) as run:`")
         return self._task
-
-
-class _RunEvents:
-    """A run's events; ends by raising where the run failed."""
-
-    def __init__(self, run: RunStream[Any], events: EventStream) -> None:
-        self._run = run
-        self._events = events
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        try:
-            return await self._events.__anext__()
-        except StopAsyncIteration:
-            await self._run.result()
-            raise
