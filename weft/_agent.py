@@ -398,13 +398,14 @@ class Agent(Generic[DepsT, OutputT]):
         self._check_deps(deps)
         ids = ids or SystemIds()
         base = repair(history) if history else []
-        recorder = BareRecorder(ids.new(), key)
+        transcript = Transcript([as_message(prompt)])
+        recorder = BareRecorder(ids.new(), transcript, key)
         watched = events is not None
         setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow, watched=watched)
-        loop = RunLoop(
+        return RunLoop(
             setup,
             State(run=recorder.run, limits=self.limits, rules=setup.rules),
-            Transcript([as_message(prompt)]),
+            transcript,
             base=base,
             base_length=len(base),
             replies=sum(message.role == "assistant" for message in base),
@@ -414,8 +415,6 @@ class Agent(Generic[DepsT, OutputT]):
             events=events,
             slot=slot or Slot(),
         )
-        recorder.loop = loop
-        return loop
 
 
 class SubAgent:

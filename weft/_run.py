@@ -423,7 +423,10 @@ class RunLoop:
                     self._events.push(effect.event)
             case Record():
                 self._remember(effect)
-                self._recorder.record(effect)
+                if self._recorder.durable:
+                    self._recorder.record(effect)
+                else:
+                    self._inputs.append(Recorded())
             case CallModel():
                 self._work = None if self._asking else effect
                 self._wake()
