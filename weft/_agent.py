@@ -347,7 +347,13 @@ class Agent(Generic[DepsT, OutputT]):
 
     def _check_ready(self) -> None:
         """Raise what would keep a run from beginning: a model that cannot be had, settings that fit no tool."""
-        self._setup(deps=None)
+        model = self._resolved()
+        self._check_choice(self.settings)
+        self._submits(model)
+
+    def _submits(self, model: Model) -> bool:
+        """Whether a call brings the output."""
+        return self._output is not None and model.info().output == "tool"
 
     def _setup(
         self,
@@ -362,7 +368,7 @@ class Agent(Generic[DepsT, OutputT]):
         chosen = self._resolved(model)
         self._check_choice(settings or self.settings)
         rules = self._rules if watched else self._quiet_rules
-        submits = self._output is not None and chosen.info().output == "tool"
+        submits = self._submits(chosen)
         return Setup(
             model=chosen,
             instructions=self.instructions,

@@ -410,16 +410,16 @@ def _open_step(
             case Start() as start:
                 starts.append(start)
     step = Step(
-        plans=tuple(call.plan for call in calls),
+        plans=tuple([call.plan for call in calls]),
         places={call.plan.call.id: place for place, call in enumerate(calls)},
-        attempts=tuple(call.started + (0 if call.fresh or call.delegated else 1) for call in calls),
+        attempts=tuple([call.started + (0 if call.fresh or call.delegated else 1) for call in calls]),
         done=done,
         waiting=waiting,
-        started=sum(1 << place for place, call in enumerate(calls) if call.started),
+        started=sum([1 << place for place, call in enumerate(calls) if call.started]),
         asks=tuple(asks),
         submitted=next((call.plan.call.arguments for call in calls if isinstance(call.plan, Submitted)), submitted),
     )
-    facts += tuple(Finished(result=result, source="refused") for result in refused)
+    facts += tuple([Finished(result=result, source="refused") for result in refused])
     if starts:
         facts += (Started(starts=tuple(starts)),)
     told = _tell(state, tuple(refused))

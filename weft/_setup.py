@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from weft._limits import Limits
 from weft._machine import Rules
-from weft._moves import Ready, Record
+from weft._moves import Ready, Record, value
 from weft._output import Output
 from weft._repair import Transcript
 from weft._tool import Delegate, Tool
@@ -62,7 +62,7 @@ class StepInfo:
 StopCondition: TypeAlias = Callable[[StepInfo], bool | Awaitable[bool]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Setup:
     """What stays the same during a run."""
 

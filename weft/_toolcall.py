@@ -304,7 +304,7 @@ async def _within(
     It runs in a task of its own, so that a body that swallows its cancellation can be left behind: cancelled by the
     deadline or by who waits, it has a short grace to clean up.
     """
-    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    woken: asyncio.Future[None] = asyncio.Future()
 
     def wake() -> None:
         if not woken.done():
