@@ -136,7 +136,7 @@ def _substance(message: Message) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _reasoning(message: Message) -> tuple[Reasoning, ...]:
-    return tuple(part for part in message.parts if isinstance(part, Reasoning))
+    return tuple([part for part in message.parts if isinstance(part, Reasoning)])
 
 
 def _tools(message: Message) -> tuple[str, ...]:
