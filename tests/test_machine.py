@@ -661,7 +661,7 @@ def step_at(limit: str, *plans: Plan, rules: Rules = Rules()) -> Machine:  # noq
     first = reply(ready("a"), ready("b", tool="other"), *plans)
     if limit == "repeats":  # the step before it has asked for the same
         asked = tuple((call.name, call.arguments) for call in first.message.calls)
-        run.state = run.state._replace(progress=run.state.progress._replace(asked=asked, same=1))
+        run.state = replace(run.state, progress=run.state.progress._replace(asked=asked, same=1))
     run.feed(first)
     run.durable()
     if limit == "seconds":
@@ -1577,6 +1577,15 @@ def test_an_input_in_time_changes_the_state_and_causes_one_record_at_most(phase:
     assert len(records(effects)) <= 1
 
 
+@pytest.mark.parametrize(("phase", "name"), [*_pairs(acting=True), *_pairs(acting=False)])
+def test_the_state_that_is_given_is_never_changed(phase: str, name: str) -> None:
+    run = Machine(*PHASES[phase], limits=TABLE_LIMITS, rules=STOPS)
+    before = run.state
+    kept = repr(before)
+    run.feed(INPUTS[name])
+    assert repr(before) == kept
+
+
 @pytest.mark.parametrize("name", ["spent", "steer", "deadline"])
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if "steer" in ACTS[phase]])
 def test_what_is_only_noted_has_no_effect_by_itself(phase: str, name: str) -> None:
@@ -1586,7 +1595,7 @@ def test_what_is_only_noted_has_no_effect_by_itself(phase: str, name: str) -> No
     spent = before.usage + CHILD if name == "spent" else before.usage
     noted = {"spent": ("usage", "extra"), "steer": ("steers",), "deadline": ("late",)}[name]
     assert run.state.usage == spent
-    assert run.state._replace(**{field: getattr(before, field) for field in noted}) == before
+    assert replace(run.state, **{field: getattr(before, field) for field in noted}) == before
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if ACTS[phase]])
@@ -1668,7 +1677,9 @@ class World:
     ending: Ended | None = None
 
     def feed(self, given_input: Input) -> None:
-        self.state, effects = advance(self.state, given_input)
+        before, kept = self.state, repr(self.state)
+        self.state, effects = advance(before, given_input)
+        assert repr(before) == kept, "the state that was given is never changed"
         assert len(records(effects)) <= 1
         if joined(effects):
             assert CallModel() in effects, "what joins is given to the model"

@@ -347,7 +347,13 @@ class Agent(Generic[DepsT, OutputT]):
 
     def _check_ready(self) -> None:
         """Raise what would keep a run from beginning: a model that cannot be had, settings that fit no tool."""
-        self._setup(deps=None)
+        model = self._resolved()
+        self._check_choice(self.settings)
+        self._submits(model)
+
+    def _submits(self, model: Model) -> bool:
+        """Whether a call brings the output."""
+        return self._output is not None and model.info().output == "tool"
 
     def _setup(
         self,
@@ -362,7 +368,7 @@ class Agent(Generic[DepsT, OutputT]):
         chosen = self._resolved(model)
         self._check_choice(settings or self.settings)
         rules = self._rules if watched else self._quiet_rules
-        submits = self._output is not None and chosen.info().output == "tool"
+        submits = self._submits(chosen)
         return Setup(
             model=chosen,
             instructions=self.instructions,
@@ -398,13 +404,14 @@ class Agent(Generic[DepsT, OutputT]):
         self._check_deps(deps)
         ids = ids or SystemIds()
         base = repair(history) if history else []
-        recorder = BareRecorder(ids.new(), key)
+        transcript = Transcript([as_message(prompt)])
+        recorder = BareRecorder(ids.new(), transcript, key)
         watched = events is not None
         setup = self._setup(deps=deps, model=model, settings=settings, chain=chain, allow=allow, watched=watched)
-        loop = RunLoop(
+        return RunLoop(
             setup,
             State(run=recorder.run, limits=self.limits, rules=setup.rules),
-            Transcript([as_message(prompt)]),
+            transcript,
             base=base,
             base_length=len(base),
             replies=sum(message.role == "assistant" for message in base),
@@ -414,8 +421,6 @@ class Agent(Generic[DepsT, OutputT]):
             events=events,
             slot=slot or Slot(),
         )
-        recorder.loop = loop
-        return loop
 
 
 class SubAgent:
@@ -532,7 +537,7 @@ class RunStream(Generic[OutputT]):
 
     def __aiter__(self) -> AsyncIterator[Event]:
         self._entered()
-        return _RunEvents(self, EventStream(self._log))
+        return EventStream(self._log, self.result)
 
     async def result(self) -> Result[OutputT]:
         """The run's result, when it is over. Raises as `run` does. Cancelling the wait does not cancel the run.
@@ -550,21 +555,3 @@ class RunStream(Generic[OutputT]):
         if self._task is None:
             raise WrongCall("enter the stream first: `async with agent.stream(…) as run:`")
         return self._task
-
-
-class _RunEvents:
-    """A run's events; ends by raising where the run failed."""
-
-    def __init__(self, run: RunStream[Any], events: EventStream) -> None:
-        self._run = run
-        self._events = events
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        try:
-            return await self._events.__anext__()
-        except StopAsyncIteration:
-            await self._run.result()
-            raise

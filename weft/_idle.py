@@ -22,7 +22,7 @@ class Idle:
     again.
     """
 
-    __slots__ = ("_arming", "_cancelling", "_clock", "_fired", "_last", "_seconds", "_task", "_timer")
+    __slots__ = ("_arming", "_cancelling", "_clock", "_fired", "_seconds", "_task", "_timer", "last")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,24 +33,21 @@ class Idle:
         """How often the task was cancelled before."""
         self._fired = 0
         """How often it was cancelled from here."""
-        self._last = 0.0
+        self.last = 0.0
+        """When something has come last, by the clock."""
         self._timer: Timer | None = None
         self._arming: asyncio.Handle | None = None
 
-    def start(self, seconds: float | None) -> None:
-        """The present task waits for a model from now on; None is without limit."""
+    def start(self, seconds: float | None, task: asyncio.Task[Any] | None) -> None:
+        """The task, the present one, waits for a model from now on; None is without limit."""
         self._seconds = seconds
-        if seconds is None:
+        if seconds is None or task is None:
             return
-        self._task = task = asyncio.current_task()
-        self._cancelling = 0 if task is None else task.cancelling()
-        self.heard()
+        self._task = task
+        self._cancelling = task.cancelling()
+        self.last = self._clock.monotonic()
         if self._timer is None:
             self._arming = asyncio.get_running_loop().call_soon(self._check)
-
-    def heard(self) -> None:
-        """Something has come."""
-        self._last = self._clock.monotonic()
 
     def stop(self) -> bool:
         """The task does not wait any more: take back what was cancelled from here, whatever has come of it.
@@ -80,7 +77,7 @@ class Idle:
         self._timer = self._arming = None
         if self._task is None or self._seconds is None:
             return
-        left = self._last + self._seconds - self._clock.monotonic()
+        left = self.last + self._seconds - self._clock.monotonic()
         if left <= 0:
             self._fired += 1
             self._task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from weft.events import Event
 
@@ -37,30 +37,39 @@ class EventLog:
 
     async def grown(self) -> None:
         """Return at the next push or close."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.Future()
         self._waiters.append(waiter)
         try:
             await waiter
-        finally:
-            if not waiter.done() or waiter.cancelled():  # a consumer that left: nothing of it stays
-                self._waiters = [other for other in self._waiters if other is not waiter]
+        except (asyncio.CancelledError, GeneratorExit):  # a consumer that left: nothing of it stays
+            self._waiters = [other for other in self._waiters if other is not waiter]
+            raise
 
 
 class EventStream:
-    """Iterates an `EventLog` from its start, live or late. Owns nothing."""
+    """Iterates an `EventLog` from its start, live or late. Owns nothing.
 
-    def __init__(self, log: EventLog) -> None:
+    Args:
+        log: The events.
+        end: Awaited at the end of them; what it raises ends the iteration instead.
+    """
+
+    def __init__(self, log: EventLog, end: Callable[[], Awaitable[object]] | None = None) -> None:
         self._log = log
+        self._end = end
         self._next = 0
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
     async def __anext__(self) -> Event:
-        log = self._log
-        while self._next >= len(log.events):
+        log, events = self._log, self._log.events
+        while self._next >= len(events):
             if log.closed:
+                if self._end is not None:
+                    await self._end()
                 raise StopAsyncIteration
             await log.grown()
-        self._next += 1
-        return log.events[self._next - 1]
+        place = self._next
+        self._next = place + 1
+        return events[place]

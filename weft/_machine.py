@@ -15,7 +15,8 @@ before that input and feed what has changed (see `weft.thread._runner`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 from weft import _texts
@@ -124,12 +125,16 @@ class Rules(NamedTuple):
     """Somebody may follow it; else no events are made."""
 
 
-class State(NamedTuple):
-    """A run at one moment."""
+PLAIN = Rules()
+
+
+@dataclass(slots=True)
+class State:
+    """A run at one moment. Whoever holds one does not change it: `advance` makes a new one."""
 
     run: str
     limits: Limits
-    rules: Rules = Rules()
+    rules: Rules = PLAIN
     progress: Progress = START
     usage: Usage = NO_USAGE
     extra: Usage = NO_USAGE
@@ -148,13 +153,22 @@ class State(NamedTuple):
     end: Ended | None = None
 
 
-Moved: TypeAlias = tuple[State, tuple[Effect, ...]]
+_fields_of = attrgetter(*(field.name for field in fields(State)))
+Effects: TypeAlias = tuple[Effect, ...]
 
 
-def advance(state: State, given: Input) -> Moved:  # noqa: C901, PLR0911, PLR0912  # one case for each input
+def advance(state: State, given: Input) -> tuple[State, Effects]:
     """The next state, and what to do. Total: an input that comes too late changes nothing."""
     if state.phase == "ended":
         return state, ()
+    state = State(*_fields_of(state))
+    return state, _take(state, given)
+
+
+# From here on a state is `advance`'s own copy, and is changed. What is in it is never changed, but replaced.
+
+
+def _take(state: State, given: Input) -> Effects:  # noqa: C901, PLR0911, PLR0912  # one case for each input
     match given:
         case Recorded():
             return _recorded(state)
@@ -183,40 +197,44 @@ def advance(state: State, given: Input) -> Moved:  # noqa: C901, PLR0911, PLR091
         case Cancelled():
             return _cancelled(state, given)
         case RecordRefused():
-            return state._replace(phase="ended"), (End(ended=None),)
+            state.phase = "ended"
+            return (End(ended=None),)
         case _:
             assert_never(given)
 
 
-def _record(state: State, facts: tuple[Fact, ...], gate: Gate) -> tuple[State, Record]:
-    return state._replace(unrecorded=state.unrecorded + 1), Record(facts=facts, gate=gate)
+def _record(state: State, facts: tuple[Fact, ...], gate: Gate) -> Record:
+    state.unrecorded += 1
+    return Record(facts=facts, gate=gate)
 
 
-def _begin(state: State, given: Begin) -> Moved:
+def _begin(state: State, given: Begin) -> Effects:
     if state.phase != "new":
-        return state, ()
+        return ()
     started = (Emit(event=RunStarted(run=state.run)),) if state.rules.watched else ()
     if given.open:
-        state, effects = _open_step(state, (), given.open, submitted=given.submitted)
+        effects = _open_step(state, (), given.open, submitted=given.submitted)
     elif given.submitted is not None:
-        state, effects = _answer(state._replace(text=given.submitted), (), "stop")
+        state.text = given.submitted
+        effects = _answer(state, (), "stop")
     elif given.stepped:
-        state, effects = _leave_step(state, ())
+        effects = _leave_step(state, ())
     else:
-        state, effects = _next_step(state, ())
-    return state, (*started, *effects)
+        effects = _next_step(state, ())
+    return (*started, *effects)
 
 
-def _spend(state: State, usage: Usage) -> State:
+def _spend(state: State, usage: Usage) -> None:
     """Count what no message and no result carries."""
-    return state._replace(usage=state.usage + usage, extra=state.extra + usage)
+    state.usage += usage
+    state.extra += usage
 
 
 def _limit_reached(state: State, progress: Progress) -> ErrorInfo | None:
     return reached(state.limits, progress, state.usage, late=state.late, submission=state.rules.submission)
 
 
-def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None = None) -> Moved:
+def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None = None) -> Effects:
     """Let in what has come for the run, record, and call the model; or say which limit forbids it."""
     progress = state.progress if correction is None else state.progress.corrected()
     error = _limit_reached(state, progress)
@@ -228,77 +246,83 @@ def _next_step(state: State, facts: tuple[Fact, ...], correction: Message | None
         return _fail(state, facts, error)
     if correction is not None:
         facts += (Joined(message=correction, source="correction"),)
-        state = state._replace(progress=progress)
-    told: tuple[Effect, ...] = (CallModel(),)
+        state.progress = progress
+    told: Effects = (CallModel(),)
     if state.rules.watched:
         steered = (Emit(event=Steered(run=state.run, message=steer.message)) for steer in state.steers)
         told = (*steered, Emit(event=StepStarted(run=state.run, step=state.progress.steps + 1)), *told)
     if state.steers:
         facts += tuple(Joined(message=steer.message, source="steer", item=steer.item) for steer in state.steers)
-        state = state._replace(steers=())
-    state = state._replace(phase="model", step=None, unrecorded=state.unrecorded + bool(facts))
-    return state, ((Record(facts=facts, gate="reply"), *told) if facts else told)
+        state.steers = ()
+    state.phase = "model"
+    state.step = None
+    return (_record(state, facts, "reply"), *told) if facts else told
 
 
-def _steered(state: State, given: Steer) -> Moved:
+def _steered(state: State, given: Steer) -> Effects:
     if state.phase == "ending":
-        return state, ()
-    return state._replace(steers=(*state.steers, given)), ()
+        return ()
+    state.steers = (*state.steers, given)
+    return ()
 
 
-def _spent(state: State, given: Spent) -> Moved:
+def _spent(state: State, given: Spent) -> Effects:
     if state.phase == "ending":  # the end that is being recorded says what was spent
-        return state, ()
-    return _spend(state, given.usage), ()
+        return ()
+    _spend(state, given.usage)
+    return ()
 
 
-def _out_of_time(state: State) -> Moved:
+def _out_of_time(state: State) -> Effects:
     if state.phase == "ending":
-        return state, ()
-    return state._replace(late=True), ()
+        return ()
+    state.late = True
+    return ()
 
 
-def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Moved:
-    state = state._replace(phase="ending", end=ended, held=None, unrecorded=state.unrecorded + 1)
-    return state, (Record(facts=(*facts, ended), gate="end"),)
+def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Effects:
+    state.phase = "ending"
+    state.end = ended
+    state.held = None
+    return (_record(state, (*facts, ended), "end"),)
 
 
-def _fail(state: State, facts: tuple[Fact, ...], error: ErrorInfo) -> Moved:
+def _fail(state: State, facts: tuple[Fact, ...], error: ErrorInfo) -> Effects:
     return _finish(state, facts, Ended(outcome="failed", error=error, usage=state.extra))
 
 
-def _answer(state: State, facts: tuple[Fact, ...], reason: str) -> Moved:
+def _answer(state: State, facts: tuple[Fact, ...], reason: str) -> Effects:
     """The run has its answer, unless something has come for it meanwhile and it may go on."""
     if state.steers and _limit_reached(state, state.progress) is None:
         return _next_step(state, facts)
     return _finish(state, facts, Ended(outcome="answered", stop=reason, usage=state.extra))
 
 
-def _model_failed(state: State, given: ModelFailed) -> Moved:
+def _model_failed(state: State, given: ModelFailed) -> Effects:
     if state.phase not in ("new", "model") or state.held is not None:
-        return state, ()
+        return ()
     if state.phase == "model":
-        state = _spend(state, UNKNOWN_CALL)
+        _spend(state, UNKNOWN_CALL)
     return _fail(state, (), given.error)
 
 
-def _recorded(state: State) -> Moved:
+def _recorded(state: State) -> Effects:
     if not state.unrecorded:
-        return state, ()
-    state = state._replace(unrecorded=state.unrecorded - 1)
+        return ()
+    state.unrecorded -= 1
     if state.unrecorded:
-        return state, ()
+        return ()
     if state.held is not None:
-        held = state.held
-        return _replied(state._replace(held=None), held)
+        held, state.held = state.held, None
+        return _replied(state, held)
     if state.phase == "bodies" and state.step is not None:
         return _run_bodies(state, state.step)
     if state.phase == "ending" and state.end is not None:
         return _end(state, state.end)
-    return state, ()
+    return ()
 
 
-def _end(state: State, ended: Ended) -> Moved:
+def _end(state: State, ended: Ended) -> Effects:
     effects: list[Effect] = []
     if not state.rules.watched:
         pass
@@ -308,60 +332,58 @@ def _end(state: State, ended: Ended) -> Moved:
     elif ended.outcome == "parked" and state.step is not None:
         effects.append(Emit(event=Parked(run=state.run, calls=state.step.open())))
     effects.append(End(ended=ended))
-    return state._replace(phase="ended"), tuple(effects)
+    state.phase = "ended"
+    return tuple(effects)
 
 
 # A reply.
 
 
-def _replied(state: State, given: Replied) -> Moved:
+def _replied(state: State, given: Replied) -> Effects:
     if state.phase != "model" or state.held is not None:
-        return state, ()
+        return ()
     if state.unrecorded:
-        return state._replace(held=given), ()
+        state.held = given
+        return ()
     usage, reason = given.finish.usage, given.finish.reason
-    state = state._replace(
-        progress=state.progress.said(given.message),
-        usage=state.usage + (UNKNOWN_CALL if usage is None else usage),
-        text=given.message.text,
-    )
+    state.progress = state.progress.said(given.message)
+    state.usage += UNKNOWN_CALL if usage is None else usage
+    state.text = given.message.text
     said = Said(message=given.message, usage=usage, finish=reason, model=given.model)
-    told: tuple[Effect, ...] = ()
+    told: Effects = ()
     if state.rules.watched:
         step = StepFinished(run=state.run, step=state.progress.steps, message=given.message, usage=usage)
         told = (Emit(event=step),)
     if given.error is not None:
         results = tuple([plan.result for plan in given.plans if isinstance(plan, WITHOUT_BODY)])
-        state, answers = _tell(state, results)
         facts = tuple([Finished(result=result, source="refused") for result in results])
-        state, effects = _fail(state, (said, *facts), given.error)
-        effects = (*answers, *effects)
+        effects = (*_tell(state, results), *_fail(state, (said, *facts), given.error))
     elif reason in _texts.BROKEN_OFF:
-        state, effects = _broken_off(state, said, given.plans)
+        effects = _broken_off(state, said, given.plans)
     elif given.plans:
-        state, effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))
+        effects = _open_step(state, (said,), tuple([OpenCall(plan=plan) for plan in given.plans]))
     elif given.problem is not None:
-        state, effects = _next_step(state, (said,), Message.user(given.problem))
+        effects = _next_step(state, (said,), Message.user(given.problem))
     else:
-        state, effects = _answer(state, (said,), reason)
-    return state, (*told, *effects)
+        effects = _answer(state, (said,), reason)
+    return (*told, *effects)
 
 
-def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
+def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Effects:
     """Cut by the output limit, refused or filtered: no call of it can be trusted to be what was meant."""
     reason = said.finish
     results = tuple(_texts.not_run(plan.call.id, reason) for plan in plans)
     facts: tuple[Fact, ...] = (said, *(Finished(result=result, source="refused") for result in results))
-    state, told = _tell(state, results)
+    told = _tell(state, results)
     output = not plans or any(plan.call.name == state.rules.submission for plan in plans)
     if state.rules.structured and (output or reason != "length"):
         error = ErrorInfo(kind="output", code=_texts.BROKEN_OFF[reason], message=_texts.no_output(reason))
-        state, effects = _fail(state, facts, error)
+        effects = _fail(state, facts, error)
     elif plans and reason == "length":
-        state, effects = _next_step(state, facts)
+        effects = _next_step(state, facts)
     else:
-        state, effects = _answer(state, facts, reason)
-    return state, (*told, *effects)
+        effects = _answer(state, facts, reason)
+    return (*told, *effects)
 
 
 # A step.
@@ -369,7 +391,7 @@ def _broken_off(state: State, said: Said, plans: tuple[Plan, ...]) -> Moved:
 
 def _open_step(
     state: State, facts: tuple[Fact, ...], calls: tuple[OpenCall, ...], *, submitted: str | None = None
-) -> Moved:
+) -> Effects:
     """Decide for each open call: refuse, ask, start, or go on with what was started."""
     starts: list[Start] = []
     asks: list[Asked] = []
@@ -388,28 +410,27 @@ def _open_step(
             case Start() as start:
                 starts.append(start)
     step = Step(
-        plans=tuple(call.plan for call in calls),
+        plans=tuple([call.plan for call in calls]),
         places={call.plan.call.id: place for place, call in enumerate(calls)},
-        attempts=tuple(call.started + (0 if call.fresh or call.delegated else 1) for call in calls),
+        attempts=tuple([call.started + (0 if call.fresh or call.delegated else 1) for call in calls]),
         done=done,
         waiting=waiting,
-        started=sum(1 << place for place, call in enumerate(calls) if call.started),
+        started=sum([1 << place for place, call in enumerate(calls) if call.started]),
         asks=tuple(asks),
         submitted=next((call.plan.call.arguments for call in calls if isinstance(call.plan, Submitted)), submitted),
     )
-    facts += tuple(Finished(result=result, source="refused") for result in refused)
+    facts += tuple([Finished(result=result, source="refused") for result in refused])
     if starts:
         facts += (Started(starts=tuple(starts)),)
-    state, told = _tell(state, tuple(refused))
-    runs = bool(step.all & ~done & ~waiting)
-    unrecorded = state.unrecorded + (runs and bool(facts))
-    state = state._replace(phase="bodies", step=step, progress=progress, unrecorded=unrecorded)
-    if not runs:
+    told = _tell(state, tuple(refused))
+    state.phase = "bodies"
+    state.step = step
+    state.progress = progress
+    if not step.all & ~done & ~waiting:
         return _step_over(state, step, facts, told)
     if facts:
-        return state, (*told, Record(facts=facts, gate="bodies"))
-    state, effects = _run_bodies(state, step)
-    return state, (*told, *effects)
+        return (*told, _record(state, facts, "bodies"))
+    return (*told, *_run_bodies(state, step))
 
 
 def _decide(call: OpenCall) -> ToolResult | Asked | Start | None:
@@ -432,7 +453,7 @@ def _uncertain(plan: Ready | Gated, reason: str) -> Asked:
     return Asked(kind="uncertain", call=plan.call, digest=plan.digest, reason=reason, expires=None)
 
 
-def _run_bodies(state: State, step: Step) -> Moved:
+def _run_bodies(state: State, step: Step) -> Effects:
     runs = step.all & ~step.done & ~step.waiting
     plans: list[Ready | Gated] = []
     attempts: list[int] = []
@@ -445,70 +466,69 @@ def _run_bodies(state: State, step: Step) -> Moved:
             if state.rules.watched:
                 effects.append(Emit(event=ToolStarted(run=state.run, seq=seq, call=plan.call)))
                 seq += 1
-    step = step._replace(started=step.started | runs)
     effects.append(RunTools(plans=tuple(plans), attempts=tuple(attempts)))
-    return state._replace(phase="tools", step=step, seq=seq), tuple(effects)
+    state.phase = "tools"
+    state.step = step._replace(started=step.started | runs)
+    state.seq = seq
+    return tuple(effects)
 
 
-def _tell(state: State, results: tuple[ToolResult, ...]) -> tuple[State, tuple[Emit, ...]]:
+def _tell(state: State, results: tuple[ToolResult, ...]) -> tuple[Emit, ...]:
     if not results or not state.rules.watched:
-        return state, ()
+        return ()
     told = tuple(
         Emit(event=ToolFinished(run=state.run, seq=state.seq + place, result=result))
         for place, result in enumerate(results)
     )
-    return state._replace(seq=state.seq + len(told)), told
+    state.seq += len(told)
+    return told
 
 
-def _call_finished(state: State, given: CallFinished) -> Moved:
+def _call_finished(state: State, given: CallFinished) -> Effects:
     step = state.step
     bit = 0 if step is None else step.bit(given.result.call)
     if step is None or not bit or state.phase != "tools":
-        return state, ()
+        return ()
     place = step.places[given.result.call]
     attempt, name = step.attempts[place], step.plans[place].call.name
     spent = None if given.usage is NO_USAGE or given.usage == NO_USAGE else given.usage
     fact = Finished(result=given.result, source=given.source, attempt=attempt, usage=spent)
     step = step._replace(done=step.done | bit, waiting=step.waiting & ~bit)
-    state, told = _tell(state, (given.result,))
-    state = state._replace(step=step, progress=state.progress.answered(name, given.result.code))
+    state.step = step
+    state.progress = state.progress.answered(name, given.result.code)
     if spent is not None:
-        state = state._replace(usage=state.usage + spent)
+        state.usage += spent
+    told = _tell(state, (given.result,))
     return _step_over(state, step, (fact,), told)
 
 
-def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: tuple[Effect, ...]) -> Moved:
+def _step_over(state: State, step: Step, facts: tuple[Fact, ...], told: Effects) -> Effects:
     """Record, and leave the step if nothing of it is at work any more."""
     if (step.done | step.waiting) != step.all or state.cancelling:
-        if not facts:
-            return state, told
-        state, record = _record(state, facts, "reply")
-        return state, (*told, record)
+        return (*told, _record(state, facts, "reply")) if facts else told
     if step.waiting:
         waiting = tuple(call.id for call in step.open())
         asks = tuple(asked for asked in step.asks if asked.call.id in waiting)
-        state, effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting, usage=state.extra))
+        effects = _finish(state, (*facts, *asks), Ended(outcome="parked", open=waiting, usage=state.extra))
     elif step.submitted is not None:
-        state, effects = _answer(state._replace(text=step.submitted), facts, "stop")
+        state.text = step.submitted
+        effects = _answer(state, facts, "stop")
     else:
-        state, effects = _leave_step(state, facts)
-    return state, (*told, *effects)
+        effects = _leave_step(state, facts)
+    return (*told, *effects)
 
 
-def _leave_step(state: State, facts: tuple[Fact, ...]) -> Moved:
+def _leave_step(state: State, facts: tuple[Fact, ...]) -> Effects:
     """Each call has its result: ask the stop conditions, where there are any, or go on."""
     if not state.rules.stops:
         return _next_step(state, facts)
-    state = state._replace(phase="stopping")
-    if not facts:
-        return state, (CheckStop(),)
-    state, record = _record(state, facts, "reply")
-    return state, (record, CheckStop())
+    state.phase = "stopping"
+    return (_record(state, facts, "reply"), CheckStop()) if facts else (CheckStop(),)
 
 
-def _stop_checked(state: State, given: StopChecked) -> Moved:
+def _stop_checked(state: State, given: StopChecked) -> Effects:
     if state.phase != "stopping":
-        return state, ()
+        return ()
     if given.error is not None:
         return _fail(state, (), given.error)
     if given.stop:
@@ -516,41 +536,44 @@ def _stop_checked(state: State, given: StopChecked) -> Moved:
     return _next_step(state, ())
 
 
-def _call_parked(state: State, call: str) -> Moved:
+def _call_parked(state: State, call: str) -> Effects:
     step = state.step
     bit = 0 if step is None else step.child(call)
     if step is None or not bit or state.phase != "tools":
-        return state, ()
+        return ()
     step = step._replace(waiting=step.waiting | bit)
-    return _step_over(state._replace(step=step), step, (), ())
+    state.step = step
+    return _step_over(state, step, (), ())
 
 
-def _call_resumed(state: State, call: str) -> Moved:
+def _call_resumed(state: State, call: str) -> Effects:
     step = state.step
     bit = 0 if step is None else step.child(call)
     if step is None or not bit or state.phase != "tools":
-        return state, ()
-    return state._replace(step=step._replace(waiting=step.waiting & ~bit)), ()
+        return ()
+    state.step = step._replace(waiting=step.waiting & ~bit)
+    return ()
 
 
-def _call_uncertain(state: State, given: CallUncertain) -> Moved:
+def _call_uncertain(state: State, given: CallUncertain) -> Effects:
     step = state.step
     bit = 0 if step is None else step.bit(given.call)
     if step is None or not bit or step.waiting & bit or state.phase != "tools":
-        return state, ()
+        return ()
     plan = step.plans[step.places[given.call]]
     assert not isinstance(plan, WITHOUT_BODY)
     asks = (*step.asks, _uncertain(plan, given.reason))
     step = step._replace(waiting=step.waiting | bit, asks=asks)
-    return _step_over(state._replace(step=step), step, (), ())
+    state.step = step
+    return _step_over(state, step, (), ())
 
 
-def _cancelled(state: State, given: Cancelled) -> Moved:
+def _cancelled(state: State, given: Cancelled) -> Effects:
     """Give each open call a result, and end. What was recorded stays; a reply that was held is dropped."""
     if state.phase == "ending":
-        return state, ()
+        return ()
     if given.model_in_flight or state.held is not None:
-        state = _spend(state, UNKNOWN_CALL)
+        _spend(state, UNKNOWN_CALL)
     step = state.step
     results: list[ToolResult] = []
     if step is not None:
@@ -558,6 +581,4 @@ def _cancelled(state: State, given: Cancelled) -> Moved:
             started = bool(step.started >> step.places[call.id] & 1) and call.id not in given.untouched
             results.append(_texts.cancelled(call.id, started=started, by=given.by))
     facts = tuple(Finished(result=result, source=given.by) for result in results)
-    state, told = _tell(state, tuple(results))
-    state, effects = _finish(state, facts, Ended(outcome="cancelled", usage=state.extra))
-    return state, (*told, *effects)
+    return (*_tell(state, tuple(results)), *_finish(state, facts, Ended(outcome="cancelled", usage=state.extra)))

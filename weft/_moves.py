@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar, dataclass_transform
 
 from weft.events import Event
 from weft.messages import NO_USAGE, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.model import Finish
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def value(cls: type[T]) -> type[T]:
+    """A dataclass that is frozen for the type checkers alone: many are made in every run.
+
+    Freezing one at run time doubles what it costs to make it, and to make its class.
+    """
+    return dataclass(slots=True, kw_only=True)(cls)
+
 
 EffectKind: TypeAlias = Literal["none", "repeatable", "once"]
 STRICTNESS: tuple[EffectKind, ...] = ("none", "repeatable", "once")
@@ -18,7 +30,7 @@ Outcome: TypeAlias = Literal["answered", "parked", "stopped", "failed", "cancell
 # What the shell found out about a call before anything of it runs.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Ready:
     """The call may run."""
 
@@ -31,7 +43,7 @@ class Ready:
     """The body is a child: it has a receipt, and is never uncertain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Refused:
     """The call never enters a body; this is its result."""
 
@@ -39,7 +51,7 @@ class Refused:
     result: ToolResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Submitted:
     """The call brings the run's output, which fits; no body runs, and the run ends with this step."""
 
@@ -47,7 +59,7 @@ class Submitted:
     result: ToolResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Gated:
     """The call may run once somebody has approved it."""
 
@@ -65,7 +77,7 @@ WITHOUT_BODY = (Refused, Submitted)
 """The plans of calls that have their result without a body."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class OpenCall:
     """A call without a result, as a journal knows it when a run goes on."""
 
@@ -81,7 +93,7 @@ class OpenCall:
 # Facts: what a session's journal keeps.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Said:
     """The model's whole reply."""
 
@@ -91,7 +103,7 @@ class Said:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Start:
     """A body is about to start."""
 
@@ -102,14 +114,14 @@ class Start:
     delegate: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Started:
     """Bodies are about to start."""
 
     starts: tuple[Start, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Finished:
     """One call has its result."""
 
@@ -121,7 +133,7 @@ class Finished:
     """What a sub-agent spent for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Asked:
     """A call waits for a person."""
 
@@ -132,7 +144,7 @@ class Asked:
     expires: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Ended:
     """The run is over, or waits for decisions."""
 
@@ -144,7 +156,7 @@ class Ended:
     """What no message and no result carries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Joined:
     """A user message enters the run between two steps: a steer, or the word that an answer does not fit."""
 
@@ -160,7 +172,7 @@ Fact: TypeAlias = Said | Started | Finished | Asked | Joined | Ended
 # Inputs.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Begin:
     """Start, or go on: `open` are the calls of the last assistant message that have no result."""
 
@@ -171,17 +183,17 @@ class Begin:
     """The text of the output, where the last assistant message has brought it by a call."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recorded:
     """The oldest record that was on its way is durable."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordRefused:
     """Somebody else owns the run now: say nothing more, do nothing more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Replied:
     """The model's reply is whole; one plan for each of its calls, in order."""
 
@@ -195,14 +207,14 @@ class Replied:
     """The code that was to judge the reply is broken; its plans refuse each call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ModelFailed:
     """The model call failed, or could not be prepared. Nothing of it enters the transcript."""
 
     error: ErrorInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CallFinished:
     """A body, or a child, gave its result."""
 
@@ -212,21 +224,21 @@ class CallFinished:
     """What a sub-agent spent for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CallParked:
     """The child of a delegating call waits for decisions."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CallResumed:
     """The child of a delegating call goes on: its requests are decided."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CallUncertain:
     """A body that may have had its effect was ended without a result."""
 
@@ -234,14 +246,14 @@ class CallUncertain:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Spent:
     """A sub-agent that gave no result has spent this."""
 
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StopChecked:
     """What the stop conditions say of the step."""
 
@@ -250,7 +262,7 @@ class StopChecked:
     """One of them is broken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Steer:
     """Input for the running run.
 
@@ -262,12 +274,12 @@ class Steer:
     item: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deadline:
     """The run's time is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Cancelled:
     """Stop; the bodies have been stopped already."""
 
@@ -299,7 +311,7 @@ Input: TypeAlias = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Record:
     """Make these facts durable; answer with `Recorded`, or go back."""
 
@@ -307,12 +319,12 @@ class Record:
     gate: Gate
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallModel:
     """Call the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RunTools:
     """Run the bodies of these calls; answer with `CallFinished` for each."""
 
@@ -320,19 +332,19 @@ class RunTools:
     attempts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckStop:
     """Ask the stop conditions about the step that is over; answer with `StopChecked`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Emit:
     """Tell observers."""
 
     event: Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class End:
     """Nothing more will come."""
 

@@ -92,6 +92,46 @@ class _Since:
 class RunLoop:
     """Drives one run, from `Begin` to its end, in the task of its caller."""
 
+    __slots__ = (
+        "_ahead",
+        "_asking",
+        "_base",
+        "_base_length",
+        "_cancelling",
+        "_checking",
+        "_clock",
+        "_events",
+        "_feeding",
+        "_fired",
+        "_idle",
+        "_idling",
+        "_ids",
+        "_in_flight",
+        "_inputs",
+        "_instructions",
+        "_interruptible",
+        "_parsed",
+        "_place",
+        "_quiet",
+        "_recorder",
+        "_replies",
+        "_running",
+        "_since",
+        "_slot",
+        "_stop",
+        "_task",
+        "_work",
+        "_worked",
+        "asked",
+        "cause",
+        "ended",
+        "kept",
+        "over",
+        "setup",
+        "state",
+        "transcript",
+    )
+
     def __init__(  # noqa: PLR0913, PLR0915  # what a run is made of; called in two places
         self,
         setup: Setup,
@@ -197,12 +237,12 @@ class RunLoop:
             self.state = since[0].before
         if dropped:
             left = tuple(steer for steer in self.state.steers if steer.item is None or steer.item not in dropped)
-            self.state = self.state._replace(steers=left)
+            self.state = replace(self.state, steers=left)
             since = [item for item in since if not _is_dropped(item.given, dropped)]
         if cancel is not None:
             if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
                 self._in_flight = True  # what it spent is not known any more
-            self.state = self.state._replace(held=None, cancelling=True)
+            self.state = replace(self.state, held=None, cancelling=True)
         for given in news:  # first: what is fed again may park the run, and then they come too late
             self.feed(given)
         for item in since:
@@ -257,7 +297,10 @@ class RunLoop:
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         timer = self._clocked()
         try:
-            await self._guard(self._prepare(begin))
+            if callable(self.setup.instructions):
+                await self._guard(self._prepare(begin))
+            elif self._stop is None:
+                self._begin(begin, self.setup.instructions)
             while not self.over:
                 work, self._work = self._work, None
                 if self._stop is not None:
@@ -290,17 +333,18 @@ class RunLoop:
         return self._clock.deadline(left, partial(self.feed, Deadline()))
 
     async def _prepare(self, begin: Begin) -> None:
-        setup = self.setup
-        if callable(setup.instructions):
-            await self._slot.take()
-            text = await contain("model", call_user_code(partial(setup.instructions, self._context(_NO_CALL, 0))))
-            if isinstance(text, Contained):
-                self.cause = text.cause
-                self.feed(ModelFailed(error=_broken("instructions", text.cause)))
-                return
-            self._instructions = clean_text(str(text))
+        """Ask for the instructions, and begin."""
+        await self._slot.take()
+        wanted = partial(self.setup.instructions, self._context(_NO_CALL, 0))
+        text = await contain("model", call_user_code(wanted))
+        if isinstance(text, Contained):
+            self.cause = text.cause
+            self.feed(ModelFailed(error=_broken("instructions", text.cause)))
         else:
-            self._instructions = setup.instructions
+            self._begin(begin, clean_text(str(text)))
+
+    def _begin(self, begin: Begin, instructions: str | None) -> None:
+        self._instructions = instructions
         self.feed(self._where(begin) if self.state.progress.steps else begin)
 
     def _where(self, begin: Begin) -> Begin:
@@ -407,9 +451,10 @@ class RunLoop:
         self.state, effects = advance(before, given)
         if isinstance(given, Recorded) and not self._quiet:
             self._acknowledge()
-        records = Record in map(type, effects)
-        if records or self._since:
-            self._since.append(_Since(before, given, records))
+        if self._recorder.durable:  # else nothing is refused that has been recorded
+            records = Record in map(type, effects)
+            if records or self._since:
+                self._since.append(_Since(before, given, records))
         for effect in effects:
             self._carry_out(effect)
 
@@ -429,7 +474,10 @@ class RunLoop:
                     self._events.push(effect.event)
             case Record():
                 self._remember(effect)
-                self._recorder.record(effect)
+                if self._recorder.durable:
+                    self._recorder.record(effect)
+                else:
+                    self._inputs.append(Recorded())
             case CallModel():
                 self._work = None if self._asking else effect
                 self._wake()
@@ -468,12 +516,13 @@ class RunLoop:
                 )
 
     def _add(self, message: Message) -> None:
-        since = self._since[-1]
-        if since.said is None:
-            since.said = len(self.transcript.messages)
-        if message.role == "assistant":
-            since.replies += 1
-            self._replies += 1
+        answered = message.role == "assistant"
+        self._replies += answered
+        if self._since:
+            since = self._since[-1]
+            since.replies += answered
+            if since.said is None:
+                since.said = len(self.transcript.messages)
         self.transcript.say(message)
 
     # -- the model
@@ -561,14 +610,14 @@ class RunLoop:
     async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply, seconds: float | None) -> None:
         """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
         idle = self._idling
-        take, heard = reply.take, idle.heard
+        take, now = reply.take, self._clock.monotonic
         was_silent = False
-        idle.start(seconds)
+        idle.start(seconds, self._task)
         try:
             try:
                 async for event in stream:
                     take(event)
-                    heard()
+                    idle.last = now()
             finally:
                 was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
         except asyncio.CancelledError:
@@ -657,9 +706,8 @@ class RunLoop:
         tool = self.setup.tools[call.name]
         if not self._recorder.may_act():
             return
-        context = self._context(call, attempt)
         if tool._delegate is not None:
-            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, context)
+            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, self._context(call, attempt))
         else:
             self._ahead.discard(call.id)
             arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
@@ -669,7 +717,7 @@ class RunLoop:
             finished = await run_body(
                 tool,
                 plan,
-                context,
+                self._context(call, attempt) if tool._signature.takes_context else None,
                 self._clock,
                 durable=durable,
                 late=late,

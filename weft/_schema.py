@@ -168,7 +168,7 @@ def _needs_a_look(text: str) -> bool:
     """Whether the text may hold what the validator would let pass; cheap, for the most part of texts does not."""
     if "\\" in text or "NaN" in text or "Infinity" in text:
         return True
-    keys = [key for key, colon in _STRINGS.findall(text) if colon]
+    keys = [key for key, colon in _STRINGS.findall(text) if colon] if text.count(":") > 1 else ()
     return len(set(keys)) < len(keys)
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from weft._limits import Limits
 from weft._machine import Rules
-from weft._moves import Ready, Record, Recorded
+from weft._moves import Ready, Record, value
 from weft._output import Output
+from weft._repair import Transcript
 from weft._tool import Delegate, Tool
 from weft._toolcall import digest_of
 from weft.messages import Message, ToolCall, ToolResult, Usage
 from weft.model import Model, Settings, ToolDefinition
-
-if TYPE_CHECKING:
-    from weft._run import RunLoop
 
 
 class Slot:
@@ -64,7 +62,7 @@ class StepInfo:
 StopCondition: TypeAlias = Callable[[StepInfo], bool | Awaitable[bool]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Setup:
     """What stays the same during a run."""
 
@@ -91,7 +89,7 @@ class Recorder(Protocol):
     """False: an uncertain effect cannot be asked about, and a child is an ordinary sub-agent."""
 
     def record(self, record: Record) -> None:
-        """Take the facts; `Recorded` is fed when they are durable."""
+        """Take the facts, if this is durable; `Recorded` is fed when they are."""
         ...
 
     def delegate(self, plan: Ready) -> None:
@@ -116,6 +114,7 @@ class BareRecorder:
 
     Args:
         run: Its id.
+        transcript: Its messages.
         key: Of a sub-agent's run, the key of the call that it answers. Asked again after a crash it mints other ids,
             so there a call is known by what it asks for, and the how-manieth of its like it is.
     """
@@ -123,14 +122,13 @@ class BareRecorder:
     thread: str | None = None
     durable = False
 
-    def __init__(self, run: str, key: str | None = None) -> None:
+    def __init__(self, run: str, transcript: Transcript, key: str | None = None) -> None:
         self.run = run
-        self.loop: RunLoop | None = None
+        self._transcript = transcript
         self._key = key
 
     def record(self, record: Record) -> None:
-        assert self.loop is not None
-        self.loop.feed(Recorded())
+        raise AssertionError("nothing keeps a bare run's facts")
 
     def delegate(self, plan: Ready) -> None:
         raise AssertionError("a bare run has no child sessions")
@@ -147,9 +145,8 @@ class BareRecorder:
         return None
 
     def _what(self, call: str) -> str:
-        assert self.loop is not None
         before: list[tuple[str, str]] = []
-        for asked in (asked for message in self.loop.transcript.messages for asked in message.calls):
+        for asked in (asked for message in self._transcript.messages for asked in message.calls):
             if asked.id == call:
                 nth = before.count((asked.name, asked.arguments))
                 return f"{asked.name}\n{nth}\n{asked.arguments}"

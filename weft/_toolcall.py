@@ -116,7 +116,7 @@ async def call_user_code(function: Callable[[], Any]) -> Any:
 async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
     tool: Tool[Any],
     plan: Ready | Gated,
-    context: Context[Any],
+    context: Context[Any] | None,
     clock: Clock,
     *,
     durable: bool,
@@ -129,7 +129,7 @@ async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
     Args:
         tool: Whose body.
         plan: The call.
-        context: What the body may ask for.
+        context: What the body may ask for; None where its signature does not.
         clock: Owns its deadline.
         durable: Whether somebody can be asked about a body that may have had its effect.
         late: Told of a result that comes when nobody waits for it any more.
@@ -304,7 +304,7 @@ async def _within(
     It runs in a task of its own, so that a body that swallows its cancellation can be left behind: cancelled by the
     deadline or by who waits, it has a short grace to clean up.
     """
-    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    woken: asyncio.Future[None] = asyncio.Future()
 
     def wake() -> None:
         if not woken.done():

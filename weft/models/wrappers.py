@@ -221,7 +221,7 @@ async def _reply(model: Model, request: ModelRequest, clock: Clock) -> AsyncGene
     empty = True
     try:
         while True:
-            idle.start(seconds)
+            idle.start(seconds, asyncio.current_task())
             was_silent = False
             try:
                 try:

@@ -248,7 +248,11 @@ class Script:
             place = self._place(request, taken)
             failure = _next_failure(place)
             parts = deque(self._reply(place, request).parts if failure is None else failure.parts)
-            while (event := await self._next(parts, request)) is not None:
+            while parts:
+                event = parts.popleft()
+                if isinstance(event, Call | Made | asyncio.Event):
+                    await self._unfold(event, parts, request)
+                    continue
                 if failure is None:
                     whole = isinstance(event, Finish) and not whole
                     place.given = place.given or not parts or _ends(event)
@@ -304,19 +308,14 @@ class Script:
 
     # -- what it gives
 
-    async def _next(self, parts: deque[ReplyPart], request: ModelRequest) -> ModelEvent | None:
-        """The next event, with what comes before it waited for; None at the end."""
-        while parts:
-            part = parts.popleft()
-            if isinstance(part, asyncio.Event):
-                await part.wait()
-            elif isinstance(part, Made):
-                parts.extendleft(reversed((await _make(part, request)).parts))
-            elif isinstance(part, Call):
-                return WholeCall(name=part.tool, arguments=part.arguments, provider_id=self._provider_id(part))
-            else:
-                return part
-        return None
+    async def _unfold(self, part: Call | Made | asyncio.Event, parts: deque[ReplyPart], request: ModelRequest) -> None:
+        """Put the events of this part before the others, or wait for it."""
+        if isinstance(part, Call):
+            parts.appendleft(WholeCall(name=part.tool, arguments=part.arguments, provider_id=self._provider_id(part)))
+        elif isinstance(part, Made):
+            parts.extendleft(reversed((await _make(part, request)).parts))
+        else:
+            await part.wait()
 
     def _provider_id(self, wanted: Call) -> str:
         return f"call_{next(self._provider_ids)}" if wanted.provider_id is None else wanted.provider_id

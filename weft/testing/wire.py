@@ -81,9 +81,10 @@ class WireCheck:
 
     def gave(self, request: ModelRequest, events: Sequence[ModelEvent]) -> None:
         """Take note of a whole reply to a request that was checked: its blocks must come back as they are."""
-        blocks = tuple(event.block for event in events if isinstance(event, ReasoningChunk) and event.block is not None)
-        key = _key(request)
-        if blocks and key is not None:
+        thoughts = [event for event in events if isinstance(event, ReasoningChunk)]
+        blocks = tuple([event.block for event in thoughts if event.block is not None])
+        key = _key(request) if blocks else None
+        if key is not None:
             text = clean_text("".join(event.text for event in events if isinstance(event, TextChunk)))
             tools = tuple(clean_text(event.name) for event in events if isinstance(event, WholeCall))
             self._known[key].gave = _Gave(text, tools, blocks)
@@ -135,7 +136,7 @@ def _substance(message: Message) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _reasoning(message: Message) -> tuple[Reasoning, ...]:
-    return tuple(part for part in message.parts if isinstance(part, Reasoning))
+    return tuple([part for part in message.parts if isinstance(part, Reasoning)])
 
 
 def _tools(message: Message) -> tuple[str, ...]:
