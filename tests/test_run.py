@@ -1094,7 +1094,7 @@ class Journal:
         """All records on their way are void; gives those that take their place."""
         await settle()
         self.on_the_way.clear()
-        self.loop.back(*news, cancel=cancel)
+        self.loop.back(*news, cancel="cancel" if cancel else None)
         await settle()
         return self.on_the_way
 
