@@ -19,6 +19,7 @@ from weft._run import RunLoop
 from weft.errors import LimitReached
 from weft.events import (
     ArgumentsDelta,
+    Compacted,
     Event,
     Parked,
     ReasoningDelta,
@@ -63,6 +64,7 @@ EVERY: list[Event] = [
     StepFinished(run="r", step=1, message=MESSAGE, usage=SPENT),
     StepFinished(run="r", step=1, message=MESSAGE, usage=None),
     Steered(run="r", message=Message.user("and this")),
+    Compacted(run="r", before=9_000, after=2_000),
     Parked(run="r", calls=(CALL,)),
     RunFinished(run="r", stop="answered", text="x", usage=Usage(unknown=1)),
     TurnStarted(turn="t", run="r", cause="prompt"),
@@ -104,7 +106,7 @@ def test_an_event_is_json_and_is_read_back_as_it_was(event: Event) -> None:
 
 def test_every_kind_is_tried_and_each_is_another() -> None:
     assert {event.kind for event in EVERY} == kinds()
-    assert len(kinds()) == 13
+    assert len(kinds()) == 14
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Agents that delegate, and that pick up where they stopped."""
 
 from weft._agent import Agent, RunStream
+from weft._compaction import Compaction
 from weft._limits import Limits
 from weft._ports import Clock, Ids
 from weft._result import Pending, Result
@@ -28,6 +29,7 @@ __all__ = [
     "Changed",
     "Clock",
     "Closed",
+    "Compaction",
     "Conflict",
     "Context",
     "EndedOtherwise",

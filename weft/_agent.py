@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeAlias, overload
 
 from typing_extensions import TypeVar, is_typeddict
 
+from weft._compaction import Compaction
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
 from weft._machine import Rules, State
@@ -78,6 +79,7 @@ class Agent(Generic[DepsT, OutputT]):
             of `StepInfo`, sync or async, or several.
         allow: The permissions that its tools may need; absent: everything.
         description: What a model is told of it where it is another agent's tool.
+        compaction: When a session's conversation is made shorter for the model; absent: never by itself.
 
     Raises:
         WrongCall: The output type cannot be described, or the model is none.
@@ -94,6 +96,7 @@ class Agent(Generic[DepsT, OutputT]):
         "_submitting",
         "_tools",
         "allow",
+        "compaction",
         "deps",
         "description",
         "instructions",
@@ -120,6 +123,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -136,6 +140,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -152,6 +157,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -168,6 +174,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -184,6 +191,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: StopCondition | Iterable[StopCondition] = ...,
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None: ...
     def __init__(  # noqa: PLR0913  # keyword-only, and each is a part of the value
         self,
@@ -199,6 +207,7 @@ class Agent(Generic[DepsT, OutputT]):
         stop_when: Any = (),
         allow: Iterable[str] | None = None,
         description: str | None = None,
+        compaction: Compaction | None = None,
     ) -> None:
         if not isinstance(model, str) and (isinstance(model, type) or not hasattr(model, "stream")):
             raise WrongCall(
@@ -214,6 +223,7 @@ class Agent(Generic[DepsT, OutputT]):
         self.stop_when: tuple[StopCondition, ...] = (stop_when,) if callable(stop_when) else tuple(stop_when)
         self.allow = permissions(allow)
         self.description = description
+        self.compaction = compaction
         made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in tools]
         self._tools = toolset(tuple(made))
         self._definitions = tuple(tool.definition for tool in self._tools.values())
@@ -253,6 +263,7 @@ class Agent(Generic[DepsT, OutputT]):
             "stop_when": self.stop_when,
             "allow": self.allow,
             "description": self.description,
+            "compaction": self.compaction,
         }
         model = changes.pop("model", self.model)
         return type(self)(model, **{**values, **changes})
@@ -364,6 +375,7 @@ class Agent(Generic[DepsT, OutputT]):
         chain: tuple[object, ...] = (),
         allow: frozenset[str] | None = None,
         watched: bool = True,
+        stored: bool = False,
     ) -> Setup:
         chosen = self._resolved(model)
         self._check_choice(settings or self.settings)
@@ -380,6 +392,7 @@ class Agent(Generic[DepsT, OutputT]):
             deps=deps,
             output=self._output,
             stop_when=self.stop_when,
+            compaction=self.compaction if stored else None,
             rules=rules._replace(submission=SUBMIT) if submits else rules,
             chain=(*chain, self),
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from weft._ports import Clock, Timer
-from weft.model import ModelError
+from weft.model import ModelError, ModelEvent
 
 
 def silent(seconds: float | None) -> ModelError:
@@ -22,10 +23,10 @@ class Idle:
     again.
     """
 
-    __slots__ = ("_arming", "_cancelling", "_clock", "_fired", "_seconds", "_task", "_timer", "last")
+    __slots__ = ("_arming", "_cancelling", "_fired", "_seconds", "_task", "_timer", "clock", "last")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._seconds: float | None = None
         self._task: asyncio.Task[Any] | None = None
         """Who waits; None while nobody does."""
@@ -45,7 +46,7 @@ class Idle:
             return
         self._task = task
         self._cancelling = task.cancelling()
-        self.last = self._clock.monotonic()
+        self.last = self.clock.monotonic()
         if self._timer is None:
             self._arming = asyncio.get_running_loop().call_soon(self._check)
 
@@ -77,9 +78,47 @@ class Idle:
         self._timer = self._arming = None
         if self._task is None or self._seconds is None:
             return
-        left = self.last + self._seconds - self._clock.monotonic()
+        left = self.last + self._seconds - self.clock.monotonic()
         if left <= 0:
             self._fired += 1
             self._task.cancel()
             left = self._seconds
-        self._timer = self._clock.deadline(left, self._check)
+        self._timer = self.clock.deadline(left, self._check)
+
+
+async def listen(
+    stream: AsyncIterator[ModelEvent],
+    take: Callable[[ModelEvent], None],
+    idle: Idle,
+    seconds: float | None,
+    task: asyncio.Task[Any] | None,
+) -> None:
+    """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone.
+
+    Args:
+        stream: What a model says.
+        take: Called with each event.
+        idle: The watchdog.
+        seconds: The limit; None is none.
+        task: The present one.
+
+    Raises:
+        ModelError: Nothing has come for too long.
+    """
+    now = idle.clock.monotonic
+    was_silent = False
+    idle.start(seconds, task)
+    try:
+        try:
+            async for event in stream:
+                take(event)
+                idle.last = now()
+        finally:
+            was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
+    except asyncio.CancelledError:
+        if not was_silent:
+            raise
+        raise silent(seconds) from None
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()

@@ -7,14 +7,14 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain
-from weft._idle import Idle, silent
+from weft._idle import Idle, listen
 from weft._log import EventLog
 from weft._machine import State, advance
 from weft._moves import (
@@ -60,11 +60,12 @@ from weft._setup import Recorder, Setup, Slot, StepInfo
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import Place, call_user_code, judge, run_body
 from weft.errors import WrongCall
-from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, clean_text
+from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
+    CONTEXT,
     Finish,
+    Model,
     ModelError,
-    ModelEvent,
     ModelRequest,
     Position,
 )
@@ -116,6 +117,7 @@ class RunLoop:
         "_recorder",
         "_replies",
         "_running",
+        "_settled",
         "_since",
         "_slot",
         "_stop",
@@ -171,6 +173,7 @@ class RunLoop:
         """Seconds at work in earlier turns of the run."""
         self._instructions: str | None = None
         self._since: list[_Since] = []
+        self._settled: asyncio.Future[None] | None = None
         self._inputs: list[Input] = []
         self._feeding = False
         self._quiet = False
@@ -254,6 +257,7 @@ class RunLoop:
                     self._quiet = False
         if cancel is not None:
             self.interrupt(cancel)
+        self._look_recorded()
 
     def expects(self, call: str) -> bool:
         """Whether the run waits for this call's result."""
@@ -466,6 +470,11 @@ class RunLoop:
                 break
         while since and not since[0].records:
             since.pop(0)
+        self._look_recorded()
+
+    def _look_recorded(self) -> None:
+        if not self._since and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -531,7 +540,7 @@ class RunLoop:
         await self._slot.take()
         self._asking = True
         try:
-            reply = await contain("model", self._ask())
+            reply = await contain("model", self._ask() if self.setup.compaction is None else self._ask_with_room())
         finally:
             self._asking = False
         self._in_flight = False
@@ -562,6 +571,47 @@ class RunLoop:
                 stop = stop or bool(answer)
         return StopChecked(stop=stop)
 
+    async def _ask_with_room(self) -> Replied:
+        """Ask; where the conversation is too long for the model, make it shorter before, or ask once more."""
+        await self._recorder.make_room(overflow=False)
+        try:
+            return await self._ask()
+        except ModelError as error:
+            if error.code != CONTEXT:
+                raise
+            self.unanswered()
+            if not await self._recorder.make_room(overflow=True):
+                raise
+        return await self._ask()
+
+    def unanswered(self, usage: Usage | None = None) -> None:
+        """A model call has failed that does not end the run; it has cost this, if that is known."""
+        self._in_flight = False
+        self.feed(Spent(usage=usage or UNKNOWN_CALL))
+
+    async def aside(self, model: Model, request: ModelRequest) -> tuple[Message, Finish]:
+        """Ask a model something that is no step of the run.
+
+        Raises:
+            ModelError: It has failed.
+        """
+        self._in_flight = True
+        reply = Reply(self.state.run, self._ids, None)
+        await listen(model.stream(request), reply.take, self._idling, request.settings.idle, self._task)
+        self._in_flight = False
+        return reply.whole(model.info())
+
+    async def recorded(self) -> None:
+        """Return when all that this run has recorded is durable."""
+        while self._since:
+            self._settled = asyncio.get_running_loop().create_future()
+            await self._settled
+
+    def shortened(self, transcript: Transcript, replies: int) -> None:
+        """Go on from this transcript, which says the same as what was recorded, and is shorter."""
+        settled, self.transcript = transcript.fork()
+        self._base, self._base_length, self._replies = transcript.messages, settled, replies
+
     async def _ask(self) -> Replied:
         setup = self.setup
         info = setup.model.info()
@@ -578,7 +628,8 @@ class RunLoop:
         reply = Reply(self.state.run, self._ids, self._events)
         self._in_flight = True
         watched = setup.settings.stream and not info.own_idle
-        await self._listen(setup.model.stream(request), reply, setup.settings.idle if watched else None)
+        seconds = setup.settings.idle if watched else None
+        await listen(setup.model.stream(request), reply.take, self._idling, seconds, self._task)
         message, finish = reply.whole(info)
         by = finish.by or info
         model = f"{by.provider}:{by.model}"
@@ -606,27 +657,6 @@ class RunLoop:
         if self.setup.rules.submission:
             return "required"
         return "none" if choice == "none" else "auto"
-
-    async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply, seconds: float | None) -> None:
-        """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
-        idle = self._idling
-        take, now = reply.take, self._clock.monotonic
-        was_silent = False
-        idle.start(seconds, self._task)
-        try:
-            try:
-                async for event in stream:
-                    take(event)
-                    idle.last = now()
-            finally:
-                was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
-        except asyncio.CancelledError:
-            if not was_silent:
-                raise
-            raise silent(seconds) from None
-        finally:
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
 
     async def _judge(self, message: Message, finish: Finish) -> tuple[tuple[Plan, ...], str | None]:
         """A plan for each call, and why a reply without calls is no answer."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from weft._compaction import Compaction
 from weft._limits import Limits
 from weft._machine import Rules
 from weft._moves import Ready, Record, value
@@ -76,6 +77,8 @@ class Setup:
     deps: Any
     output: Output | None
     stop_when: tuple[StopCondition, ...]
+    compaction: Compaction | None
+    """None where the run may not be made shorter, as a bare one."""
     rules: Rules
     chain: tuple[object, ...]
     """The agents at work from the root down to this one, for the guard against cycles."""
@@ -94,6 +97,14 @@ class Recorder(Protocol):
 
     def delegate(self, plan: Ready) -> None:
         """Start the child of a call, or go on with it; its result is fed as `CallFinished`."""
+        ...
+
+    async def make_room(self, *, overflow: bool) -> bool:
+        """Make the conversation shorter before a model call, where it is too long; whether it was made.
+
+        Args:
+            overflow: The provider has said that it is too long.
+        """
         ...
 
     def may_act(self) -> bool:
@@ -132,6 +143,9 @@ class BareRecorder:
 
     def delegate(self, plan: Ready) -> None:
         raise AssertionError("a bare run has no child sessions")
+
+    async def make_room(self, *, overflow: bool) -> bool:
+        raise AssertionError("nothing keeps a bare run's summaries")
 
     def may_act(self) -> bool:
         return True

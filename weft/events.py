@@ -12,6 +12,7 @@ from weft.messages import Message, ToolCall, ToolResult, Usage
 
 __all__ = [
     "ArgumentsDelta",
+    "Compacted",
     "Event",
     "Parked",
     "ReasoningDelta",
@@ -116,6 +117,18 @@ class Steered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """The conversation was made shorter for the model; the next model call reads less. Nothing was deleted."""
+
+    run: str
+    before: int
+    """Tokens that the model would have read, about."""
+    after: int
+    """Tokens that it reads now, about."""
+    kind: Literal["compacted"] = "compacted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
     """The run waits for decisions on these calls."""
 
@@ -165,6 +178,7 @@ Event: TypeAlias = Annotated[
     | ToolFinished
     | StepFinished
     | Steered
+    | Compacted
     | Parked
     | RunFinished
     | TurnStarted

@@ -174,6 +174,10 @@ class Model(Protocol):
         ...
 
 
+CONTEXT = "MODEL_CONTEXT"
+"""The code of a `ModelError` that says that the conversation is too long for the model."""
+
+
 class ModelError(Exception):
     """What an adapter raises for a failed call: a code and a text that are safe to store and to show.
 

@@ -39,12 +39,12 @@ class TokenCounter:
     vendors' models have other encodings; for them any count is an estimate.
 
     Args:
-        encoding: tiktoken's name for it.
+        encoding: tiktoken's name for it; None only ever estimates, and warns of nothing.
     """
 
     __slots__ = ("_encoding", "_loading", "_name", "_said", "_saying")
 
-    def __init__(self, encoding: str = "o200k_base") -> None:
+    def __init__(self, encoding: str | None = "o200k_base") -> None:
         self._name = encoding
         self._encoding: Encoding | None = None
         self._loading = threading.Lock()
@@ -81,7 +81,8 @@ class TokenCounter:
         """
         encoding = self._encoding
         if encoding is None:
-            self._say("estimate", f"tokens are estimated (bytes / 4): the encoding {self._name!r} is not loaded")
+            if self._name is not None:
+                self._say("estimate", f"tokens are estimated (bytes / 4): the encoding {self._name!r} is not loaded")
             return -(-_bytes(text) // 4)
         beginning = text[:_LONGEST]
         tokens = len(encoding.encode_ordinary(beginning))
@@ -113,7 +114,7 @@ class TokenCounter:
 
     def _load(self) -> None:
         with self._loading:
-            if self._encoding is not None:
+            if self._encoding is not None or self._name is None:
                 return
             found = contain_call("tokens", partial(_encoding, self._name))
             if not isinstance(found, Contained):

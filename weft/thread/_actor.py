@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from weft._agent import Agent, empty_context, narrower
+from weft._compaction import Compaction
 from weft._contain import Contained, contain
 from weft._machine import State
 from weft._moves import Begin, Ready, Refused, Steer
@@ -20,11 +22,12 @@ from weft._setup import Slot
 from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
-from weft.errors import Changed, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
+from weft.errors import Busy, Changed, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
 from weft.events import TurnStarted
 from weft.messages import Message
-from weft.thread import _approvals, _cancelling, _inbox, _receipts, _turns, entries
+from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _turns, entries
 from weft.thread._live import Live, TurnLog
+from weft.thread._room import ask_alone, shorter
 from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turns import Plan
 from weft.thread._view import CallView, ReceiptView, View
@@ -141,6 +144,29 @@ class Actor:
                 if self.live.view.run is None:
                     await self.live.changed()
 
+    async def compact(self) -> bool:
+        """Put a summary in place of the older part, between turns; whether there was one."""
+        await self.live.refresh()
+        view, agent = self.live.view, self.agent
+        _branches.check_idle(view)
+        leaf = view.leaf
+        compaction = agent.compaction or Compaction()
+        room = compaction.room(agent._resolved().info())._replace(most=None)
+        used = compaction.tokens.estimate(view.transcript.messages)
+        ask = partial(ask_alone, clock=self.place.clock, ids=self.place.ids)
+        made = await shorter(view, compaction, room, used, agent._resolved(compaction.summarizer), ask)
+        if made is None:
+            return False
+
+        def decide(view: View) -> Plan:
+            _branches.check_idle(view)
+            if view.leaf != leaf:
+                raise Busy(f"session {view.header.thread!r} has gone on meanwhile; try again")
+            return Plan(bodies=(made,), lease="claim_once")
+
+        await self.live.command(decide)
+        return True
+
     # -- turns
 
     def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn[Any]:
@@ -176,9 +202,9 @@ class Actor:
         delivered = [body.item for body in plan.bodies if isinstance(body, entries.Said) and body.item is not None]
         for item in delivered:
             live.context = live.contexts.pop(item, None)
-        setup = agent._setup(deps=self.deps, chain=self.chain, allow=view.header.permissions)
+        setup = agent._setup(deps=self.deps, chain=self.chain, allow=view.header.permissions, stored=True)
         log = live.log = TurnLog(run.turn)
-        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests)
+        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests, agent._resolved)
         settled, tail = view.transcript.fork()
         limits = run.limits.stricter(agent.limits)  # the stored rule wins over a laxer one
         loop = RunLoop(

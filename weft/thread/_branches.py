@@ -42,10 +42,19 @@ def branch(view: View, to: str | None, *, owner: str, fresh: str, now: float) ->
     """
     if to is not None and to not in view.tree:
         raise WrongCall(f"session {view.header.thread!r} has no message or result {to!r}; see session.path for those")
-    if view.run is not None:
-        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or cancel it")
+    check_idle(view)
     bodies = (Leaf(to=to), *boundary(view, to, cause="branch", owner=owner, fresh=fresh, now=now))
     return Plan(bodies=bodies, lease="claim_once", turn=fresh)
+
+
+def check_idle(view: View) -> None:
+    """Refuse what is for between turns.
+
+    Raises:
+        Busy: A turn runs or is parked.
+    """
+    if view.run is not None:
+        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or cancel it")
 
 
 def boundary(view: View, to: str | None, *, cause: str, owner: str, fresh: str, now: float) -> tuple[Body, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from weft import _texts
+from weft._compaction import Compaction
 from weft._contain import Contained, contain
 from weft._moves import (
     STRICTNESS,
@@ -36,11 +38,13 @@ from weft._moves import (
 from weft._run import RunLoop
 from weft._tool import Tool
 from weft._toolcall import digest_of
-from weft.events import TurnEnded, TurnStarted
+from weft.events import Compacted, TurnEnded, TurnStarted
 from weft.messages import ErrorInfo, ToolCall, ToolResult
+from weft.model import Model
 from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
 from weft.thread._receipts import child_id, over
+from weft.thread._room import Unusable, shorter
 from weft.thread._turns import Plan as Entries
 from weft.thread._turns import as_body, fail, of_receipt
 from weft.thread._view import CallView, View
@@ -85,6 +89,7 @@ class TurnRunner:
         log: TurnLog,
         tools: Mapping[str, Tool[Any]],
         rests: Callable[[TurnRunner], None],
+        summarizer: Callable[[Model | str | None], Model],
     ) -> None:
         self.live = live
         self.thread: str | None = live.id
@@ -100,6 +105,13 @@ class TurnRunner:
         self._accepted: set[str] | None = None
         """The delegating calls whose receipts are of this turn."""
         self._revoked = False
+        self._summarizer = summarizer
+        self._reported = live.view.reported
+        """Tokens of the last reply with all that went before, and how many messages those are."""
+        self._writing: asyncio.Future[bool] | None = None
+        """A compaction that is on its way; done with False where it was dropped."""
+        self._no_room = False
+        """A summary has failed."""
 
     # -- the core's recorder
 
@@ -118,6 +130,8 @@ class TurnRunner:
     def _bodies(self, fact: Fact) -> list[Body]:
         match fact:
             case Said():
+                if fact.usage is not None and self.loop is not None:
+                    self._reported = (fact.usage.tokens, len(self.loop.history()))
                 said = entries.Said(message=fact.message, usage=fact.usage, model=fact.model, finish=fact.finish)
                 return [said]
             case Started():
@@ -206,6 +220,50 @@ class TurnRunner:
         found = None if run is None else run.calls.get(call)
         return None if found is None else found.receipt
 
+    async def make_room(self, *, overflow: bool) -> bool:
+        """Write what the model reads in place of the beginning, where that is too long; whether it was written."""
+        loop = self.loop
+        compaction = None if loop is None else loop.setup.compaction
+        if loop is None or compaction is None or self._no_room:
+            return False
+        room = compaction.room(loop.setup.model.info())
+        used = self._used(loop, compaction)
+        if overflow:
+            room = room._replace(most=None)  # whatever was counted, it was too much
+        elif room.most is None or used <= room.most:
+            return False
+        await loop.recorded()
+        model = self._summarizer(compaction.summarizer)
+        outcome = await contain("model", shorter(self.live.view, compaction, room, used, model, loop.aside))
+        if isinstance(outcome, Contained):
+            self._no_room = True  # not again at each step
+            loop.unanswered(outcome.cause.usage if isinstance(outcome.cause, Unusable) else None)
+            self.live.world.report(self.live.id, outcome.cause)
+            return False
+        if outcome is None:
+            return False
+        await self._write(outcome)
+        loop.shortened(self.live.view.transcript, self.live.view.replies)
+        self._reported = (outcome.after, len(loop.history()))
+        self.log.events.push(Compacted(run=loop.state.run, before=outcome.before, after=outcome.after))
+        return True
+
+    def _used(self, loop: RunLoop, compaction: Compaction) -> int:
+        """Tokens that the model would read: what was reported last, and what was added since, about."""
+        history = loop.history()
+        spent, length = self._reported or (0, 0)
+        return spent + compaction.tokens.estimate(history[place] for place in range(length, len(history)))
+
+    async def _write(self, body: entries.Compaction) -> None:
+        """Durable and folded when this returns, whatever others write meanwhile."""
+        written = False
+        while not written:
+            waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._writing = waiter
+            self.live.record([body], "hold", partial(_set, waiter, True))
+            written = await waiter
+        self._writing = None
+
     def may_act(self) -> bool:
         """False, and the turn is given up, once the lease may be over."""
         if self.live.may_act():
@@ -286,6 +344,8 @@ class TurnRunner:
                 case Decision() as decision:
                     inputs += self._decided(decision)
         steered = [given for given in inputs if not isinstance(given, Steer) or given.item not in dropped]
+        if self._writing is not None:
+            _set(self._writing, False)  # dropped with the other records
         loop.back(*steered, cancel=None if run is None else run.cancelled, dropped=dropped)
 
     def _settled_elsewhere(self, receipt: Receipt) -> list[Input]:
@@ -357,6 +417,11 @@ class TurnRunner:
         self.live.drop_records()
         if not self._revoked:
             await contain("turn", self.live.command(lambda view: fail(view, error)))
+
+
+def _set(waiter: asyncio.Future[bool], value: bool) -> None:  # what it is done with
+    if not waiter.done():
+        waiter.set_result(value)
 
 
 def _as_result(body: CallResult) -> ToolResult:

@@ -372,6 +372,29 @@ class Session(Generic[OutputT]):
         await _upkeep.fork(self._live, view.leaf if entry is None else entry, header)
         return await self._decider.handle(fresh, self._actor)
 
+    async def compact(self) -> bool:
+        """Put a summary in place of the older part of the conversation, between turns; durable when this returns.
+
+        A session does so by itself where its agent has a `Compaction`. The journal keeps everything, and so does
+        `path`.
+
+        Returns:
+            False where there is nothing to leave out.
+
+        Raises:
+            WrongCall: The session was opened without an agent.
+            Busy: A turn runs or is parked, or has begun meanwhile.
+            ModelError: The summarizer failed, or its summary cannot be used. Nothing was written.
+            StoreFailed: The store could not write. Nothing was written.
+        """
+        self._decider.check_open()
+        if self._actor is None:
+            raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
+        try:
+            return await self._actor.compact()
+        except Locked:
+            raise Busy(f"session {self.id!r} runs a turn; wait for it, or cancel it") from None
+
     async def note(self, name: str, text: str) -> str:
         """Keep something of the application's in the journal; no model sees it. Durable when this returns.
 

@@ -13,10 +13,12 @@ from weft._moves import Ended, Outcome
 from weft._result import MISSING, Result, raise_for, with_output
 from weft.errors import Dropped, NoNext
 from weft.events import (
+    Compacted,
     Event,
     Parked,
     RunFinished,
     RunStarted,
+    Steered,
     StepFinished,
     ToolFinished,
     TurnEnded,
@@ -231,6 +233,8 @@ class _Durable:
         self._watch = Watch(live, after=first)
         self._turn = turn
         self._reached = False
+        self._prompted = False
+        """The run has the message that began it."""
         self._step = 0
         self._seq = 0
         self._calls: tuple[ToolCall, ...] = ()
@@ -256,6 +260,7 @@ class _Durable:
             self._calls = body.message.calls
         self._reached = self._reached or entry.id == self._turn
         if not self._reached:
+            self._prompted = True
             return []
         if isinstance(body, entries.ToolsStarted):
             self._seq += len(body.calls)
@@ -264,6 +269,10 @@ class _Durable:
                 return [TurnStarted(turn=entry.id, run=self._run, cause=body.cause), RunStarted(run=self._run)]
             case entries.Said() if body.message.role == "assistant":
                 return [StepFinished(run=self._run, step=self._step, message=body.message, usage=body.usage)]
+            case entries.Said() if body.message.role == "user":
+                return self._joined(body)
+            case entries.Compaction():
+                return [Compacted(run=self._run, before=body.before, after=body.after)]
             case entries.CallResult():
                 self._seq += 1
                 result = ToolResult(call=body.call, content=body.content, is_error=body.is_error, code=body.code)
@@ -273,6 +282,11 @@ class _Durable:
                 return self._ended(body)
             case _:
                 return []
+
+    def _joined(self, body: entries.Said) -> list[Event]:
+        """A message that has come for the running run; not the one that began it, or a correction."""
+        begins, self._prompted = not self._prompted, True
+        return [] if begins or body.source is not None else [Steered(run=self._run, message=body.message)]
 
     def _ended(self, body: entries.TurnEnded) -> list[Event]:
         last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome)
