@@ -599,14 +599,14 @@ class RunLoop:
     async def _listen(self, stream: AsyncIterator[ModelEvent], reply: Reply, seconds: float | None) -> None:
         """Take the stream's events, under the idle limit. Closed in this task; what cannot be closed is left alone."""
         idle = self._idling
-        take, now = reply.take, self._clock.monotonic
+        clock = self._clock
         was_silent = False
         idle.start(seconds, self._task)
         try:
             try:
                 async for event in stream:
-                    take(event)
-                    idle.last = now()
+                    reply.take(event)
+                    idle.last = clock.monotonic()
             finally:
                 was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
         except asyncio.CancelledError:
