@@ -18,12 +18,11 @@ def silent(seconds: float | None) -> ModelError:
 class Idle:
     """Cancels the task that waits for a model, once nothing has come for too long.
 
-    It cancels again after each such time in which nothing has come of that either. The timer is armed once the task
-    really waits; one that a model call has left armed is taken over by the next one; one that fires early arms itself
-    again.
+    It cancels again after each such time in which nothing has come of that either. A timer that a model call has left
+    armed is taken over by the next one; one that fires early arms itself again.
     """
 
-    __slots__ = ("_arming", "_cancelling", "_fired", "_seconds", "_task", "_timer", "clock", "last")
+    __slots__ = ("_cancelling", "_fired", "_seconds", "_task", "_timer", "clock", "last")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -37,7 +36,6 @@ class Idle:
         self.last = 0.0
         """When something has come last, by the clock."""
         self._timer: Timer | None = None
-        self._arming: asyncio.Handle | None = None
 
     def start(self, seconds: float | None, task: asyncio.Task[Any] | None) -> None:
         """The task, the present one, waits for a model from now on; None is without limit."""
@@ -48,7 +46,7 @@ class Idle:
         self._cancelling = task.cancelling()
         self.last = self.clock.monotonic()
         if self._timer is None:
-            self._arming = asyncio.get_running_loop().call_soon(self._check)
+            self._timer = self.clock.deadline(seconds, self._check)
 
     def stop(self) -> bool:
         """The task does not wait any more: take back what was cancelled from here, whatever has come of it.
@@ -58,9 +56,6 @@ class Idle:
         """
         task, fired = self._task, self._fired
         self._task, self._fired = None, 0
-        if self._arming is not None:
-            self._arming.cancel()
-            self._arming = None
         if task is None or not fired:
             return False
         for _ in range(fired):
@@ -75,7 +70,7 @@ class Idle:
             self._timer = None
 
     def _check(self) -> None:
-        self._timer = self._arming = None
+        self._timer = None
         if self._task is None or self._seconds is None:
             return
         left = self.last + self._seconds - self.clock.monotonic()
@@ -105,14 +100,14 @@ async def listen(
     Raises:
         ModelError: Nothing has come for too long.
     """
-    now = idle.clock.monotonic
+    clock = idle.clock
     was_silent = False
     idle.start(seconds, task)
     try:
         try:
             async for event in stream:
                 take(event)
-                idle.last = now()
+                idle.last = clock.monotonic()
         finally:
             was_silent = idle.stop()  # also where the stream has swallowed it, or has made an error of it
     except asyncio.CancelledError:

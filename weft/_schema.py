@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import docstring_parser
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
@@ -220,6 +219,8 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
     Raises:
         InvalidTool: A parameter cannot be described, or is variadic.
     """
+    import docstring_parser  # noqa: PLC0415  # slow to import, and needed by who makes tools alone
+
     hints = _hints(function, name, namespace)
     parameters = _parameters(function, name)
     takes_context = bool(parameters) and _is_context(hints.get(parameters[0].name), context)

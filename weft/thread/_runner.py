@@ -392,6 +392,7 @@ class TurnRunner:
             self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
             self.log.events.close()
             self._over = True
+            self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
             self._rests(self)
             if self._waiter is not None:
                 self._waiter.set_result(None)
