@@ -29,12 +29,13 @@ MODULES = [
     "weft.models",
     "weft.pool",
     "weft.testing",
+    "weft.testing.contract",
     "weft.testing.crash",
     "weft.thread",
     "weft.tokens",
 ]
-ALIASES = {"Event", "ModelEvent"}
-"""Unions, which have no docstring."""
+ALIASES = {"Event", "ModelEvent", "LEASE", "NewStore"}
+"""Values and aliases of types, whose docstrings are not kept."""
 
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 """As a block's first line, what later blocks of the page import it as."""

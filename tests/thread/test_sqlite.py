@@ -16,10 +16,10 @@ from typing import IO, Any, Self
 
 import pytest
 
-from tests.thread.store_contract import after, change, create, header, index, lease_of, outcomes
 from weft._ports import Clock, SystemClock
 from weft.errors import Closed, Locked, NewerFormat, NotFound, Stale, StoreFailed, WeftError, WrongCall
 from weft.testing.clock import ManualClock, settle
+from weft.testing.contract._kit import after, change, create, header, index, lease_of, outcomes
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind
 from weft.thread._codec import digest_line
 from weft.thread._schema_sql import SCHEMA
@@ -96,7 +96,7 @@ def proofs(path: Path) -> list[Path]:
 CHILD = """
 import asyncio, json, os, sys
 from pathlib import Path
-from tests.thread.store_contract import after, change, create, index, outcomes
+from weft.testing.contract._kit import after, change, create, index, outcomes
 from weft._ports import SystemClock
 from weft.thread.sqlite import SQLiteStore
 from weft.thread.store import Claim, Head, Query

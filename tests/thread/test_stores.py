@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.thread.store_contract import TTL, NewStore, StoreContract
 from weft.testing.clock import ManualClock
+from weft.testing.contract import LEASE, NewStore, StoreContract
 from weft.thread.memory import Memory, MemoryStore
 from weft.thread.sqlite import SQLiteStore
 
@@ -16,10 +16,10 @@ class TestMemory(StoreContract):
     @pytest.fixture
     def new_store(self, clock: ManualClock) -> NewStore:
         data = Memory()
-        return lambda owner: MemoryStore(data, owner=owner, ttl=TTL, clock=clock, survives=True)
+        return lambda owner: MemoryStore(data, owner=owner, ttl=LEASE, clock=clock, survives=True)
 
 
 class TestSQLite(StoreContract):
     @pytest.fixture
     def new_store(self, clock: ManualClock, tmp_path: Path) -> NewStore:
-        return lambda owner: SQLiteStore(tmp_path / "weft.db", owner=owner, ttl=TTL, clock=clock)
+        return lambda owner: SQLiteStore(tmp_path / "weft.db", owner=owner, ttl=LEASE, clock=clock)
