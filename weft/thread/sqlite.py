@@ -12,7 +12,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -524,21 +524,26 @@ class SQLiteStore:
     # -- reading
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
-        reader = self._require_reader()
-        try:
-            rows = list(await reader.execute_fetchall(sql.LOAD, (after, thread)))
-        except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
+        rows = list(await self._read(sql.LOAD, {"id": thread, "after": after, "now": self.clock.now()}))
         if not rows:
             raise NotFound(thread)
-        count, digest, owner, generation, expires, _ = rows[0]
-        lines = [str(row[5]).encode("ascii") for row in rows if row[5] is not None]
+        state, first = rows[0]
+        if state is None:
+            raise Corrupt(thread, after, "a line is missing")
+        count, digest, owner, generation, live = json.loads(state)
+        lines: list[bytes] = [] if first is None else [line for _, line in rows]
         if len(lines) != max(count - after, 0):
             raise Corrupt(thread, after + len(lines), "a line is missing")
-        live = owner is not None and expires > self.clock.now()
+        live = owner is not None and bool(live)
         if live and owner != self.owner:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
+
+    async def _read(self, statement: str, values: Mapping[str, object]) -> Iterable[sqlite3.Row]:
+        try:
+            return await self._require_reader().execute_fetchall(statement, values)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
 
     async def list(self, query: Query) -> list[Listed]:
         values = {
@@ -552,10 +557,7 @@ class SQLiteStore:
             "meta": json.dumps(dict(query.meta)),
             "limit": query.limit,
         }
-        try:
-            rows = await self._require_reader().execute_fetchall(sql.LIST, values)
-        except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
+        rows = await self._read(sql.LIST, values)
         return [Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:])) for row in rows]
 
     async def now(self) -> float:
