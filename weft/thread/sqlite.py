@@ -12,7 +12,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -524,7 +524,12 @@ class SQLiteStore:
     # -- reading
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
-        rows = list(await self._read(sql.LOAD, {"id": thread, "after": after, "now": self.clock.now()}))
+        reader = self._require_reader()
+        values = {"id": thread, "after": after, "now": self.clock.now()}
+        try:
+            rows = list(await reader.execute_fetchall(sql.LOAD, values))
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
         if not rows:
             raise NotFound(thread)
         state, first = rows[0]
@@ -539,12 +544,6 @@ class SQLiteStore:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
 
-    async def _read(self, statement: str, values: Mapping[str, object]) -> Iterable[sqlite3.Row]:
-        try:
-            return await self._require_reader().execute_fetchall(statement, values)
-        except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
-
     async def list(self, query: Query) -> list[Listed]:
         values = {
             "kind": query.kind,
@@ -557,7 +556,10 @@ class SQLiteStore:
             "meta": json.dumps(dict(query.meta)),
             "limit": query.limit,
         }
-        rows = await self._read(sql.LIST, values)
+        try:
+            rows = await self._require_reader().execute_fetchall(sql.LIST, values)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the store could not read: {error}") from error
         return [Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:])) for row in rows]
 
     async def now(self) -> float:
