@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks import fanout, growth, imports, loop, session, stream
+from benchmarks import fanout, growth, imports, loop, reopen, session, sessions, stream
 
 BENCHMARKS: Mapping[str, Callable[[], Iterator[str]]] = {
     "loop": loop.measure,
     "stream": stream.measure,
     "session": session.measure,
     "growth": growth.measure,
+    "sessions": sessions.measure,
+    "reopen": reopen.measure,
     "fanout": fanout.measure,
     "import": imports.measure,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -58,14 +58,24 @@ def _beside(*, disk: bool) -> Numbers:
     return {**calibration, "commit_ms": commit_ms()} if disk else calibration
 
 
-def line(name: str, params: Mapping[str, object], runs: Sequence[Numbers], **facts: object) -> str:
-    """One measurement as a line of JSON: best and median of each quantity, then what is no number."""
-    quantities = {key: _summary([run[key] for run in runs]) for key in runs[0]}
+def line(
+    name: str, params: Mapping[str, object], runs: Sequence[Numbers], *, most: Container[str] = (), **facts: object
+) -> str:
+    """One measurement as a line of JSON: best and median of each quantity, then what is no number.
+
+    Args:
+        name: The benchmark's.
+        params: What was measured.
+        runs: The numbers of each run.
+        most: The quantities of which more is better.
+        facts: What is no number.
+    """
+    quantities = {key: _summary([run[key] for run in runs], max if key in most else min) for key in runs[0]}
     return json.dumps({"name": name, "params": dict(params), "runs": len(runs), **quantities, **facts})
 
 
-def _summary(values: Sequence[float]) -> dict[str, float]:
-    return {"best": _short(min(values)), "median": _short(median(values))}
+def _summary(values: Sequence[float], best: Callable[[Sequence[float]], float]) -> dict[str, float]:
+    return {"best": _short(best(values)), "median": _short(median(values))}
 
 
 def _short(value: float) -> float:

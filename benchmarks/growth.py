@@ -13,16 +13,18 @@ from benchmarks._subjects import CallThenText, Where, add, opened
 from weft import Agent
 from weft.thread import Session
 
-MESSAGES = 1_200
+TURNS = 2_600
+"""The age of the old session."""
 PAIRS = 100
+TIMES = 3
 
 
 def measure() -> Iterator[str]:
     """The ratio of an old session's turn to a young one's; the median of the pairs."""
     places: tuple[Where, ...] = ("memory", "sqlite NORMAL")
     for where in places:
-        runs = repeat(partial(_run, where), disk=where != "memory")
-        yield line("growth", {"messages": MESSAGES, "pairs": PAIRS, "store": where}, runs)
+        runs = repeat(partial(_run, where), times=TIMES, disk=where != "memory")
+        yield line("growth", {"turns": TURNS, "pairs": PAIRS, "store": where}, runs)
 
 
 def _run(where: Where) -> Numbers:
@@ -33,7 +35,7 @@ async def _compare(where: Where) -> Numbers:
     agent = Agent(CallThenText(), tools=[add])
     async with opened(where) as store:
         old = await store.create(agent)
-        while len(old.messages) < MESSAGES:
+        for _ in range(TURNS):
             await _turn(old)
         pairs: list[tuple[float, float]] = []
         for number in range(PAIRS):

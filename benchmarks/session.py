@@ -1,4 +1,7 @@
-"""The cost of a turn in one long SQLite session, at its start and at its end."""
+"""The cost of a turn in one long SQLite session, at its start and at its end.
+
+Times of parts that lie seconds apart depend on the hour as well; `growth` compares old and young turns in pairs.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from benchmarks._measure import Numbers, elapsed_ms, line, repeat
 from benchmarks._subjects import CallThenText, Where, add, opened
 from weft import Agent
 
-TURNS = 300
-PART = 50
+TURNS = 2_600
+PART = 100
+TIMES = 3
 
 
 def measure() -> Iterator[str]:
     """Milliseconds and bytes per turn, and how many commits would take as long."""
     places: tuple[Where, ...] = ("sqlite FULL", "sqlite NORMAL")
     for where in places:
-        runs = [_in_commits(run) for run in repeat(partial(_run, where), disk=True)]
+        runs = [_in_commits(run) for run in repeat(partial(_run, where), times=TIMES, disk=True)]
         yield line("session", {"turns": TURNS, "part": PART, "store": where}, runs)
 
 
@@ -40,12 +44,14 @@ async def _converse(where: Where) -> Numbers:
             times.append(elapsed_ms(start))
             heads.append(session.head.count)
         lines = (await store.store.load(session.id)).lines
+    first_bytes, last_bytes = _bytes(lines[heads[0] : heads[PART]]), _bytes(lines[heads[-PART - 1] : heads[-1]])
     return {
         "ms_per_turn": fmean(times),
         "first_ms_per_turn": fmean(times[:PART]),
         "last_ms_per_turn": fmean(times[-PART:]),
-        "first_bytes_per_turn": _bytes(lines[heads[0] : heads[PART]]),
-        "last_bytes_per_turn": _bytes(lines[heads[-PART - 1] : heads[-1]]),
+        "first_bytes_per_turn": first_bytes,
+        "last_bytes_per_turn": last_bytes,
+        "last_first_bytes_ratio": last_bytes / first_bytes,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -19,7 +19,16 @@ from weft.errors import Corrupt, NewerFormat
 from weft.messages import ErrorInfo, File, Reasoning, ToolCall, Usage, clean_text
 from weft.testing.script import Script, call, say
 from weft.thread import Memory, open_store
-from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, encode_line
+from weft.thread._codec import (
+    EMPTY,
+    _decode_parts,
+    chain,
+    decode_line,
+    decode_lines,
+    digest_line,
+    encode_body,
+    encode_line,
+)
 from weft.thread.entries import (
     KINDS,
     NAMES,
@@ -533,6 +542,21 @@ def test_a_damaged_line_decodes_or_is_told(position: int, data: st.DataObject) -
         else:
             return
         assert told == ("t", position)
+
+
+def read(decode: Callable[[bytes, str, int], Entry], written: bytes, position: int) -> object:
+    try:
+        return decode(written, "t", position)
+    except (Corrupt, NewerFormat) as error:
+        return str(error)
+
+
+@given(st.integers(0, len(BODIES) - 1), st.data())
+def test_a_line_says_the_same_read_at_once_and_part_by_part(position: int, data: st.DataObject) -> None:
+    written = bytearray(encoded()[position])
+    for _ in range(data.draw(st.integers(0, 3))):
+        written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 127))
+    assert read(decode_line, bytes(written), position) == read(_decode_parts, bytes(written), position)
 
 
 # Text.

@@ -75,9 +75,10 @@ CREATE = (
 )
 INSERT_LINE = "INSERT INTO lines (tid, n, line) VALUES (?, ?, ?)"
 STATE = "SELECT tid, count, digest, owner, generation, expires FROM threads WHERE id = ?"
-LOAD = (  # one statement, so one snapshot
-    "SELECT count, digest, owner, generation, expires, line FROM threads "
-    "LEFT JOIN lines ON lines.tid = threads.tid AND lines.n >= ? WHERE threads.id = ? ORDER BY n"
+LOAD = (  # one statement, so one snapshot; beside the first line stands what is said once, in one column
+    "SELECT CASE WHEN n IS NULL OR n = :after THEN json_array(count, digest, owner, generation, expires > :now) END, "
+    "CAST(line AS BLOB) FROM threads LEFT JOIN lines ON lines.tid = threads.tid AND n >= :after "
+    "WHERE id = :id ORDER BY n"
 )
 ONE_LINE = "SELECT line FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n = ?"
 SCAN = "SELECT n, CAST(line AS BLOB) FROM lines WHERE tid = ? AND n >= ? ORDER BY n LIMIT ?"

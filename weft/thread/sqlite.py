@@ -527,17 +527,21 @@ class SQLiteStore:
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
         reader = self._require_reader()
+        values = {"id": thread, "after": after, "now": self.clock.now()}
         try:
-            rows = list(await reader.execute_fetchall(sql.LOAD, (after, thread)))
+            rows = list(await reader.execute_fetchall(sql.LOAD, values))
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
         if not rows:
             raise NotFound(thread)
-        count, digest, owner, generation, expires, _ = rows[0]
-        lines = [str(row[5]).encode("ascii") for row in rows if row[5] is not None]
+        state, first = rows[0]
+        if state is None:
+            raise Corrupt(thread, after, "a line is missing")
+        count, digest, owner, generation, live = json.loads(state)
+        lines: list[bytes] = [] if first is None else [line for _, line in rows]
         if len(lines) != max(count - after, 0):
             raise Corrupt(thread, after + len(lines), "a line is missing")
-        live = owner is not None and expires > self.clock.now()
+        live = owner is not None and bool(live)
         if live and owner != self.owner:
             live = not proved_dead(self._path, owner)
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
