@@ -128,8 +128,23 @@ class Actor:
         if plan.ids[0] in self.live.view.queue:
             self.live.contexts[plan.ids[0]] = context
         _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
-        self.place.spawn(self._go_on_quietly(), name=f"weft queue {self.live.id}", context=context)
+        self.place.spawn(self._see_to(plan.ids[0]), name=f"weft queue {self.live.id}", context=context)
         return Turn(self.live, item=plan.ids[0])
+
+    async def _see_to(self, item: str) -> None:
+        """Go on until this input has its turn, also where another process dies that has something before it."""
+        await self._go_on_quietly()
+        while item in self.live.view.queue and not self.place.leaving:
+            await self.live.changed()
+            if self._is_left():
+                await self._go_on_quietly()
+
+    def _is_left(self) -> bool:
+        """Whether nobody is at work on the thread although there is work."""
+        run = self.live.view.run
+        if self.live.runner is not None or self.live.lease.live:
+            return False
+        return run is None or run.cancelled is not None or not run.parked
 
     async def _claim_or_queue(self, decide: Callable[[View], Plan | None]) -> Plan | None:
         """Claim; where somebody else has just claimed, look again."""

@@ -286,7 +286,7 @@ class View:
             return False
         if run is None:
             return not self.queue and all(self._waits(self.receipts[name]) for name in self.unsettled)
-        if not run.parked:
+        if not run.parked or run.cancelled is not None:
             return False
         return (
             all(
