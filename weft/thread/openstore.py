@@ -33,7 +33,7 @@ from weft.thread.entries import Entry, Header
 from weft.thread.memory import Memory, MemoryStore
 from weft.thread.session import Session, checked_meta
 from weft.thread.sqlite import SQLiteStore, Synchronous
-from weft.thread.store import Head, Query, Store
+from weft.thread.store import Head, Query, RenewsAlone, Store
 from weft.thread.turn import Turn
 from weft.thread.watch import Watch
 
@@ -88,6 +88,8 @@ class OpenStore:
     # -- opening and leaving
 
     async def __aenter__(self) -> Self:
+        if isinstance(self.store, RenewsAlone):
+            self.store.on_renewal(self._renewed)
         await self.store.start()
         await self._host.start()
         self._open = True
@@ -151,20 +153,21 @@ class OpenStore:
         while True:
             await self.clock.sleep(every)
             held = [(live.id, live.generation) for live in self._lives.values() if live.generation is not None]
-            if not held:
-                continue
             sent = self.clock.monotonic()
             outcome = await _contained_renewal(self.store, held)
-            if outcome is None:
-                continue  # a failed renewal kills nothing; the time running out does
-            for thread, generation in held:
-                live = self._lives.get(thread)
-                if live is not None and live.generation == generation:
-                    if thread in outcome:
-                        live.renewed(sent)
-                        live.noticed(outcome[thread])
-                    else:
-                        live.lose()
+            if outcome is not None:  # a failed renewal kills nothing; the time running out does
+                self._renewed(held, sent, outcome)
+
+    def _renewed(self, held: Sequence[tuple[str, int]], sent: float, kept: Mapping[str, int]) -> None:
+        """What a renewal came to that was sent at this monotonic time, asked for here or made by the store alone."""
+        for thread, generation in held:
+            live = self._lives.get(thread)
+            if live is not None and live.generation == generation:
+                if thread in kept:
+                    live.renewed(sent)
+                    live.noticed(kept[thread])
+                else:
+                    live.lose()
 
     # -- for actors and live threads
 

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, several processes, grouped commits.
 
-One writer thread drains a queue: one transaction carries what many sessions wait for. Reading goes through
-aiosqlite on a connection of its own. Files are readable by their owner only.
+One writer thread drains a queue: one transaction carries what many sessions wait for. Leases are renewed by a thread
+of their own. Reading goes through aiosqlite on a connection of its own. Files are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from weft._contain import Contained, contain, contain_call
-from weft._ports import Clock
+from weft._ports import Clock, SystemClock
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread import _schema_sql as sql
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind, proved_dead
 from weft.thread._codec import digest_line
+from weft.thread._renewals import Renewals
 from weft.thread.store import (
     Appended,
     Claim,
@@ -37,6 +39,7 @@ from weft.thread.store import (
     Query,
     Release,
     Seize,
+    Told,
 )
 
 if TYPE_CHECKING:
@@ -169,12 +172,15 @@ class SQLiteStore:
         path: The database file; made if it is not there.
         owner: The token for leases.
         ttl: Seconds that a lease lasts.
-        clock: The time by which leases are judged.
+        clock: The time by which leases are judged. Where it is a `SystemClock`, what is held is renewed also while
+            the event loop is blocked.
         synchronous: `FULL` survives power loss; `NORMAL` may lose the last commits then, never on a crash of
             the process, and never leaves a journal torn.
     """
 
     survives = True
+    patience = 1.25 / 3
+    """The part of a lease after which the loop, which renews every third of it, is taken to be blocked."""
 
     def __init__(self, path: Path, *, owner: str, ttl: float, clock: Clock, synchronous: Synchronous = "FULL") -> None:
         self.owner = owner
@@ -192,6 +198,10 @@ class SQLiteStore:
         self._buried: list[Path] = []
         """The files of owners whose leases the present transaction expires; they go after its commit."""
         self._ended: asyncio.Future[None] | None = None
+        self._renewals: Renewals | None = None
+        self._renewed: asyncio.Future[None] | None = None
+        """Done when the thread that renews has ended."""
+        self._told: Told | None = None
 
     # -- opening and closing
 
@@ -218,9 +228,29 @@ class SQLiteStore:
         except OSError as error:
             raise StoreFailed(f"cannot lock a file beside {self._path.name!r}: {error.strerror}") from error
         connection = self._connect()
-        self._ended = self._loop.create_future()
+        self._ended, self._renewed = self._loop.create_future(), self._loop.create_future()
+        self._begin_renewing()
         self._writer = threading.Thread(target=self._write, args=(connection,), name="weft-writer", daemon=True)
         self._writer.start()
+
+    def _begin_renewing(self) -> None:
+        assert self._renewed is not None
+        alone = isinstance(self.clock, SystemClock)  # a thread can wait for no other
+        self._renewals = Renewals(
+            self._connect,
+            self._begin,
+            owner=self.owner,
+            ttl=self.ttl,
+            clock=self.clock,
+            patience=self.patience * self.ttl if alone else None,
+        )
+        self._renewals.told = self._told
+        self._renewals.start(self._call_back, partial(_finished, self._renewed))
+
+    def on_renewal(self, told: Told) -> None:
+        self._told = told
+        if self._renewals is not None:
+            self._renewals.told = told
 
     async def _abandon(self) -> None:
         """A start that did not come through leaves nothing open."""
@@ -253,7 +283,7 @@ class SQLiteStore:
         return future
 
     async def stop(self) -> None:
-        if self._ended is None or os.getpid() != self._process:
+        if self._ended is None or self._renewed is None or os.getpid() != self._process:
             return
         if self._writer is not None:
             freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
@@ -261,7 +291,10 @@ class SQLiteStore:
             self._writer = None
             self._hand_over()
             self._jobs.put(None)
-        await asyncio.wait([self._ended])
+        if self._renewals is not None:
+            self._renewals.end()
+            self._renewals = self._told = None
+        await asyncio.wait([self._ended, self._renewed])
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
@@ -398,17 +431,12 @@ class SQLiteStore:
         await future
 
     async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
-        def work(connection: sqlite3.Connection) -> Outcome:
-            now = self.clock.now()
-            kept: dict[str, int] = {}
-            for thread, generation in held:
-                values = (now + self.ttl, thread, self.owner, generation, now)
-                row = connection.execute(sql.RENEW, values).fetchone()
-                if row is not None:
-                    kept[thread] = row[0]
-            return kept
-
-        kept: dict[str, int] = await self._run(work)
+        renewals, closed = self._renewals, self._closed()
+        if renewals is None or closed is not None:
+            raise closed or Closed()
+        kept = await renewals.ask(held)
+        if isinstance(kept, Contained):
+            raise _failed(kept.cause)
         return kept
 
     def _enqueue(
@@ -421,16 +449,21 @@ class SQLiteStore:
 
     def _put(self, job: _Job | _Append) -> None:
         """Enqueue at once; the writer is woken at the end of this turn of the loop, or for a full batch."""
-        if self._writer is None:
-            job.future.set_exception(Closed())
-        elif os.getpid() != self._process:
-            job.future.set_exception(Closed(_FORKED))
+        closed = self._closed()
+        if closed is not None:
+            job.future.set_exception(closed)
         else:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._hand_over)
             self._gathered.append(job)
             if len(self._gathered) >= _BATCH:
                 self._hand_over()
+
+    def _closed(self) -> Closed | None:
+        """Why nothing can be written."""
+        if self._writer is None:
+            return Closed()
+        return None if os.getpid() == self._process else Closed(_FORKED)
 
     def _hand_over(self) -> None:
         """Wake the writer once for all that was enqueued in one turn of the loop."""
@@ -452,11 +485,7 @@ class SQLiteStore:
                     return
         finally:
             connection.close()
-            self._call_back(self._finished)
-
-    def _finished(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+            self._call_back(_finished, self._ended)
 
     def _drain(self, first: list[_Job | _Append]) -> tuple[list[_Job | _Append], bool]:
         batch = list(first)
@@ -515,6 +544,11 @@ class SQLiteStore:
                 return
 
     def _deliver(self, batch: list[_Job | _Append], outcomes: list[Outcome]) -> None:
+        renewals = self._renewals
+        if renewals is not None:
+            for job, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(job, _Append) and isinstance(outcome, Appended):
+                    renewals.note(job.thread, job.lease, outcome.generation)
         self._call_back(_wake, batch, outcomes)
 
     def _call_back(self, function: Callable[..., None], *values: object) -> None:
@@ -598,6 +632,11 @@ def _failed(cause: Exception) -> StoreFailed:
     failure = StoreFailed(f"the store could not write: {cause}")
     failure.__cause__ = cause
     return failure
+
+
+def _finished(ended: asyncio.Future[None] | None) -> None:
+    if ended is not None and not ended.done():
+        ended.set_result(None)
 
 
 def _read(future: asyncio.Future[Any]) -> None:

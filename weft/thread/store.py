@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from weft.thread.entries import Head, Index
 
@@ -21,8 +21,10 @@ __all__ = [
     "Loaded",
     "Query",
     "Release",
+    "RenewsAlone",
     "Seize",
     "Store",
+    "Told",
 ]
 
 
@@ -212,4 +214,17 @@ class Store(Protocol):
 
     async def now(self) -> float:
         """The store's time, in seconds since the epoch. It may step back."""
+        ...
+
+
+Told: TypeAlias = Callable[[Sequence[tuple[str, int]], float, dict[str, int]], object]
+"""Takes what was to be renewed, the clock's monotonic time before that was sent, and what `renew` would return."""
+
+
+@runtime_checkable
+class RenewsAlone(Protocol):
+    """A store that goes on renewing, by itself, what it knows to be held, while the event loop is blocked."""
+
+    def on_renewal(self, told: Told) -> None:
+        """Call `told`, on the loop, with what each renewal came to that nobody has asked for."""
         ...
