@@ -4,7 +4,7 @@ STAMP := .venv/.stamp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check coverage bench soak format help
+.PHONY: demo test check coverage bench bench-peers soak format help
 
 demo: $(STAMP)  ## run the demo program, offline
 	$(BIN)/python -m examples.demo
@@ -32,6 +32,10 @@ bench: $(STAMP)  ## run the benchmarks; one JSON line for each
 	$(BIN)/python -m compileall -q weft
 	$(BIN)/python -m benchmarks
 
+bench-peers: $(STAMP)  ## run the same work on other libraries, each in an environment of its own, made here
+	$(BIN)/python -m compileall -q weft
+	$(BIN)/python -m benchmarks.peers
+
 soak: $(STAMP)  ## run the soak tests in their long form
 	WEFT_SOAK=1 $(BIN)/python -m pytest -q -m soak tests
 
@@ -40,7 +44,7 @@ format: $(STAMP)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
