@@ -462,6 +462,8 @@ def _said(view: View, entry: Entry, body: Said) -> None:
             run.text, run.submitted = body.message.text, None
             run.calls = {call.id: CallView(call) for call in body.message.calls}
         return
+    if run is not None and run.progress is START:
+        run.text, run.calls = "", {}  # it begins with this message: what stood open before is not its own
     if run is not None and body.source == "correction":
         run.progress = run.progress.corrected()
     turn = "" if run is None else run.turn
