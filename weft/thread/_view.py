@@ -157,7 +157,8 @@ def next_index(index: Index, body: Body) -> Index:
             return replace(index, unsettled=max(index.unsettled - 1, 0))
         case Info():
             meta = {key: value for key, value in index.meta.items() if key not in body.removed} | dict(body.meta)
-            return replace(index, title=body.title or index.title, meta=meta)
+            title = index.title if body.title is None else body.title or None
+            return replace(index, title=title, meta=meta)
         case _:
             return index
 
