@@ -534,7 +534,7 @@ class SQLiteStore:
         if not rows:
             raise NotFound(thread)
         count, digest, owner, generation, expires, _ = rows[0]
-        lines = [str(row[5]).encode("ascii") for row in rows if row[5] is not None]
+        lines = [str(row[5]).encode() for row in rows if row[5] is not None]
         if len(lines) != max(count - after, 0):
             raise Corrupt(thread, after + len(lines), "a line is missing")
         live = owner is not None and expires > self.clock.now()
@@ -552,7 +552,7 @@ class SQLiteStore:
             raise NotFound(thread)
         tid, count = rows[0][0], rows[0][1]
         found: dict[int, bytes] = {}
-        for start in range(0, count, _SCANNED):
+        for start in range(0, count + 1, _SCANNED):  # also what stands right behind the head
             found |= await self._scan_part(tid, start)
         return found
 
@@ -584,7 +584,7 @@ class SQLiteStore:
             rows = await self._require_reader().execute_fetchall(sql.LIST, values)
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
-        return [Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:])) for row in rows]
+        return [Listed(row[0], str(row[1]).encode(), row[2], _index(*row[3:])) for row in rows]
 
     async def now(self) -> float:
         return self.clock.now()
