@@ -9,7 +9,7 @@ from weft import _texts
 from weft.errors import Busy, WrongCall
 from weft.thread._codec import chain, digest_line, encode_body, header_line, rewrap
 from weft.thread._turns import Plan, as_body, started
-from weft.thread._view import View, first_index, next_index, read
+from weft.thread._view import Node, View, first_index, next_index, read
 from weft.thread.entries import (
     Body,
     CallResult,
@@ -43,7 +43,8 @@ def branch(view: View, to: str | None, *, owner: str, fresh: str, now: float) ->
     if to is not None and to not in view.tree:
         raise WrongCall(f"session {view.header.thread!r} has no message or result {to!r}; see session.path for those")
     check_idle(view)
-    bodies = (Leaf(to=to), *boundary(view, to, cause="branch", owner=owner, fresh=fresh, now=now))
+    asks = boundary(view, view.path(to), view.header, cause="branch", owner=owner, fresh=fresh, now=now)
+    bodies = (Leaf(to=to), *asks)
     return Plan(bodies=bodies, lease="claim_once", turn=fresh)
 
 
@@ -57,18 +58,29 @@ def check_idle(view: View) -> None:
         raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or cancel it")
 
 
-def boundary(view: View, to: str | None, *, cause: str, owner: str, fresh: str, now: float) -> tuple[Body, ...]:
-    """What has to be written where calls are open at an entry; nothing where nobody was asked about them.
+def boundary(  # what a turn is made of
+    view: View, path: Sequence[tuple[str, Node]], header: Header, *, cause: str, owner: str, fresh: str, now: float
+) -> tuple[Body, ...]:
+    """What has to be written where calls are open at the end of a path; nothing where nobody was asked about them.
 
     Those that wait for a person are asked again, with fresh requests: no old decision applies to them. The others
     read as interrupted.
+
+    Args:
+        view: What was asked about the calls.
+        path: The entries from the beginning to where it goes on.
+        header: That of the thread that asks again.
+        cause: branch, fork, salvage.
+        owner: Who does it.
+        fresh: The id of the turn that is parked there.
+        now: The store's time.
     """
-    still = read(view.path(to)).transcript.open
+    still = read(path).transcript.open
     asked = {call: request for call in still if (request := _asked(view, call)) is not None}
     if not asked:
         return ()
     results: list[CallResult] = [as_body(_texts.interrupted(call), "interrupt") for call in still if call not in asked]
-    requests = [_again(request, now) for request in asked.values()]
+    requests = [_again(request, header, now) for request in asked.values()]
     parked = TurnEnded(turn=fresh, outcome="parked", open=tuple(asked))
     return (started(cause, owner, view.limits), *results, *requests, parked)
 
@@ -79,9 +91,9 @@ def _asked(view: View, call: str) -> Request | None:
     return next(own, None)
 
 
-def _again(request: Request, now: float) -> Request:
+def _again(request: Request, header: Header, now: float) -> Request:
     expires = None if request.expires is None else now + request.expires - request.created
-    return replace(request, created=now, expires=expires)
+    return replace(request, path=header.path, created=now, expires=expires)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +138,7 @@ def copy(  # noqa: PLR0913  # what a copy is made of; called in two places
     for place, name in enumerate(path, 1):
         made.append(rewrap(lines[name][1], prev=digest_line(made[-1]), position=place, parent=parent))
         parent = name
-    added = _added(view, parent, header, len(made), how=how, new=new, owner=owner, now=now)
+    added = _added(view, path, header, len(made), how=how, new=new, owner=owner, now=now)
     texts = [encode_body(entry.body) for entry in added]
     made += chain(added, texts, Head(len(made), digest_line(made[-1])))[0]
     index = first_index(header)
@@ -137,7 +149,7 @@ def copy(  # noqa: PLR0913  # what a copy is made of; called in two places
 
 def _added(  # noqa: PLR0913  # as for `copy`
     view: View,
-    leaf: str | None,
+    path: Sequence[str],
     header: Header,
     position: int,
     *,
@@ -149,7 +161,9 @@ def _added(  # noqa: PLR0913  # as for `copy`
     """The entries after those that are copied: the title, and what is asked again."""
     fresh = new()
     title: tuple[Body, ...] = () if view.index.title is None else (Info(title=view.index.title),)
-    bodies = (*title, *boundary(view, leaf, cause=how, owner=owner, fresh=fresh, now=now))
+    nodes = [(name, view.tree[name]) for name in path]
+    leaf = path[-1] if path else None
+    bodies = (*title, *boundary(view, nodes, header, cause=how, owner=owner, fresh=fresh, now=now))
     entries: list[Entry] = []
     for place, body in enumerate(bodies, position):
         name = fresh if isinstance(body, TurnStarted) else new()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft._repair import Transcript
 from weft.errors import Conflict, Corrupt, NewerFormat
 from weft.thread import _branches
 from weft.thread._codec import decode_line, decode_lines, digest_line, previous_of
 from weft.thread._live import Live, World
-from weft.thread._view import View, evolve, fold, leaf_after
-from weft.thread.entries import TREE, Compaction, Entry, Head, Header
+from weft.thread._view import View, as_result, fold
+from weft.thread.entries import TREE, CallResult, Compaction, Entry, Head, Header, Leaf, Said
 
 __all__ = ["Fault", "Salvaged", "Verified"]
 
@@ -71,33 +72,51 @@ def _faults(thread: str, lines: Mapping[int, bytes], head: Head | None) -> list[
     last = max(lines, default=-1)
     count = max(last + 1, 0 if head is None else head.count)
     known: set[str] = set()
+    whole = True
     for position in range(count):
         line = lines.get(position)
+        entry = None
         if line is None:
             faults.append(Fault(position=position, why="the line is missing"))
-            continue
-        faults += _line_faults(thread, lines, position, line, known)
+        elif head is not None and position >= head.count:
+            faults.append(
+                Fault(position=position, why="the store's head is before it: nobody was told that it is there")
+            )
+        else:
+            entry = _decoded(thread, position, line, faults)
+        if entry is None:
+            whole = False
+        else:
+            faults += _line_faults(thread, lines, entry, known, whole=whole)
     if head is not None and last == head.count - 1 and digest_line(lines[last]) != head.digest:
         faults.append(Fault(position=last, why="the store's head is not the digest of this line"))
     return faults
 
 
-def _line_faults(thread: str, lines: Mapping[int, bytes], position: int, line: bytes, known: set[str]) -> list[Fault]:
-    faults: list[Fault] = []
+def _decoded(thread: str, position: int, line: bytes, faults: list[Fault]) -> Entry | None:
     try:
-        entry = decode_line(line, thread, position)
+        return decode_line(line, thread, position)
     except (Corrupt, NewerFormat) as error:
-        return [Fault(position=position, why=str(error))]
-    if (position == 0) != isinstance(entry.body, Header):
+        faults.append(Fault(position=position, why=str(error)))
+        return None
+
+
+def _line_faults(thread: str, lines: Mapping[int, bytes], entry: Entry, known: set[str], *, whole: bool) -> list[Fault]:
+    """What is wrong with a line that decodes; `whole` says whether all before it do."""
+    faults: list[Fault] = []
+    position, body = entry.position, entry.body
+    if (position == 0) != isinstance(body, Header):
         faults.append(Fault(position=position, why="a thread has one header, which is its first line"))
+    if isinstance(body, Header) and body.thread != thread:
+        faults.append(Fault(position=position, why=f"it is the header of thread {body.thread!r}"))
     if entry.id in known:
         faults.append(Fault(position=position, why=f"an entry before it has the id {entry.id!r}"))
-    if entry.parent is not None and entry.parent not in known:
+    if whole and entry.parent is not None and entry.parent not in known:
         faults.append(Fault(position=position, why=f"no entry before it has the id of its parent, {entry.parent!r}"))
     known.add(entry.id)
     before = lines.get(position - 1)
     previous = "" if position == 0 else None if before is None else digest_line(before)
-    if previous is not None and previous_of(line) != previous:
+    if previous is not None and previous_of(lines[position]) != previous:
         faults.append(
             Fault(position=position, why=f"it does not follow from line {position - 1}, one of them was changed")
         )
@@ -107,6 +126,9 @@ def _line_faults(thread: str, lines: Mapping[int, bytes], position: int, line: b
 async def export(world: World, thread: str) -> str:
     """The thread's lines as they are stored, each with a line end."""
     loaded = await world.store.load(thread)
+    for position, line in enumerate(loaded.lines):
+        if not line.isascii():
+            raise Corrupt(thread, position, "the line is no ASCII text")
     return "".join(f"{line.decode('ascii')}\n" for line in loaded.lines)
 
 
@@ -127,7 +149,7 @@ async def restore(world: World, text: str) -> tuple[str, ...]:
 def _threads(text: str) -> list[list[bytes]]:
     threads: list[list[bytes]] = []
     for line in text.splitlines():
-        data = line.encode()
+        data = line.encode(errors="surrogatepass")
         if previous_of(data) == "" or not threads:
             threads.append([])
         threads[-1].append(data)
@@ -186,17 +208,7 @@ async def salvage(world: World, thread: str) -> Salvaged:
     header = entries.pop(0).body if entries and entries[0].position == 0 else None
     if not isinstance(header, Header):
         raise Corrupt(thread, 0, "its header is lost, so nothing of it can be made sense of")
-    view = View(header)
-    leaf: str | None = None
-    parents: dict[str, str | None] = {}
-    for entry in entries:
-        evolve(view, entry)
-        if entry.id in view.tree:
-            known = entry.parent is None or entry.parent in parents
-            parents[entry.id] = entry.parent if known else leaf
-        if type(entry.body) in TREE:
-            leaf = leaf_after(entry)
-    path = _bridged(view, parents)
+    path = _bridged(view := fold(header, entries), *_lineage(entries))
     fresh = replace(header, thread=world.ids.new(), created=world.clock.now(), meta=dict(view.index.meta))
     fresh = replace(fresh, root=fresh.thread, parent=None, call=None, depth=0, path=(header.name,))
     kept = {entry.id: (entry.position, lines[entry.position]) for entry in entries}
@@ -204,16 +216,47 @@ async def salvage(world: World, thread: str) -> Salvaged:
     return Salvaged(thread=fresh.thread, kept=len(path), lost=lost)
 
 
-def _bridged(view: View, parents: Mapping[str, str | None]) -> list[str]:
-    """The path to the leaf, over what is lost."""
+def _lineage(entries: Sequence[Entry]) -> tuple[Mapping[str, str | None], str | None]:
+    """What each entry of the tree follows, and the leaf; what followed a lost one follows what came before that."""
+    parents: dict[str, str | None] = {}
+    instead: dict[str, str | None] = {}
+    leaf: str | None = None
+    before: str | None = None  # where the leaf was at the latest line that is lost
+    place = 0
+
+    def known(name: str | None) -> str | None:
+        return name if name is None or name in parents else instead.setdefault(name, before)
+
+    for entry in entries:
+        before = before if entry.position == place + 1 else leaf
+        place = entry.position
+        if isinstance(entry.body, Leaf):
+            leaf = known(entry.body.to)
+        elif type(entry.body) in TREE:
+            parents[entry.id] = known(entry.parent)
+            leaf = entry.id
+    return parents, leaf
+
+
+def _bridged(view: View, parents: Mapping[str, str | None], leaf: str | None) -> list[str]:
+    """The path to the leaf, over what is lost; without results whose call is lost."""
+    names: list[str] = []
+    while leaf is not None:
+        names.append(leaf)
+        leaf = parents[leaf]
     path: list[str] = []
-    name = view.leaf if view.leaf in view.tree else next(reversed(view.tree), None)
-    while name is not None:
-        node = view.tree.get(name)
-        if node is not None and not (isinstance(node.body, Compaction) and node.body.keep not in view.tree):
-            path.append(name)
-        name = parents.get(name)
-    path.reverse()
+    transcript = Transcript()
+    for name in reversed(names):
+        match view.tree[name].body:
+            case Said() as said:
+                transcript.say(said.message)
+            case CallResult() as result:
+                if not transcript.answer(as_result(result)):
+                    continue
+            case Compaction() as compaction:
+                if compaction.keep not in view.tree:
+                    continue
+        path.append(name)
     return path
 
 

@@ -157,7 +157,8 @@ def next_index(index: Index, body: Body) -> Index:
             return replace(index, unsettled=max(index.unsettled - 1, 0))
         case Info():
             meta = {key: value for key, value in index.meta.items() if key not in body.removed} | dict(body.meta)
-            return replace(index, title=body.title or index.title, meta=meta)
+            title = index.title if body.title is None else body.title or None
+            return replace(index, title=title, meta=meta)
         case _:
             return index
 
@@ -462,6 +463,8 @@ def _said(view: View, entry: Entry, body: Said) -> None:
             run.text, run.submitted = body.message.text, None
             run.calls = {call.id: CallView(call) for call in body.message.calls}
         return
+    if run is not None and run.progress is START:
+        run.text, run.calls = "", {}  # it begins with this message: what stood open before is not its own
     if run is not None and body.source == "correction":
         run.progress = run.progress.corrected()
     turn = "" if run is None else run.turn

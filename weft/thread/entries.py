@@ -290,6 +290,7 @@ class Info:
     """Journal, mail. A title, or more metadata."""
 
     title: str | None = None
+    """None: as it was; empty: none any more."""
     meta: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Keys of the metadata that are gone."""

@@ -409,7 +409,7 @@ class Session(Generic[OutputT]):
         """Set the title, or metadata; durable when this returns.
 
         Args:
-            title: Absent: as it is.
+            title: Absent: as it is; empty: none any more.
             meta: What is given is set, None removes a key, and the rest stays.
 
         Raises:
@@ -417,7 +417,7 @@ class Session(Generic[OutputT]):
         """
         self._decider.check_open()
         given = meta or {}
-        removed = tuple(clean_text(key) for key, value in given.items() if value is None)
+        removed = tuple(checked_meta({key: "" for key, value in given.items() if value is None}))
         kept = checked_meta({key: value for key, value in given.items() if value is not None})
         title = None if title is None else clean_text(title)
         await self._mail(entries.Info(title=title, meta=kept, removed=removed))

@@ -590,7 +590,7 @@ class SQLiteStore:
             raise NotFound(thread)
         tid, count = rows[0][0], rows[0][1]
         found: dict[int, bytes] = {}
-        for start in range(0, count, _SCANNED):
+        for start in range(0, count + 1, _SCANNED):  # also what stands right behind the head
             found |= await self._scan_part(tid, start)
         return found
 
@@ -622,7 +622,7 @@ class SQLiteStore:
             rows = await self._require_reader().execute_fetchall(sql.LIST, values)
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
-        return [Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:])) for row in rows]
+        return [Listed(row[0], str(row[1]).encode(), row[2], _index(*row[3:])) for row in rows]
 
     async def now(self) -> float:
         return self.clock.now()

@@ -292,7 +292,8 @@ class _Durable:
         last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome)
         end = self._watch.live.view.ended.get(body.turn)
         if body.outcome == "parked":
-            return [Parked(run=self._run, calls=tuple(c for c in self._calls if c.id in body.open)), last]
+            calls = self._calls if end is None else end.history[-1].calls  # a branch parks at calls of an earlier run
+            return [Parked(run=self._run, calls=tuple(c for c in calls if c.id in body.open)), last]
         if end is not None and body.outcome in ("answered", "stopped"):
             return [RunFinished(run=self._run, stop=body.outcome, text=end.text, usage=end.usage), last]
         return [last]
