@@ -142,7 +142,6 @@ class TurnRunner:
                 return [self._request(fact)]
             case Joined():
                 source = None if fact.source == "steer" else fact.source
-                self.live.contexts.pop(fact.item or "", None)
                 return [entries.Said(message=fact.message, item=fact.item, source=source)]
             case Ended():
                 end = entries.TurnEnded(
