@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from tests.thread.places import Body, Place, Seen, a_place, at_rest, ticks, users
-from weft import Agent, Limits, ModelRequest
-from weft.errors import Dropped
-from weft.testing import call, calls, hold, reply
+from tests.thread.places import Body, Place, Seen, a_place, at_rest, results, ticks, users
+from weft import Agent, Busy, Conflict, LimitReached, Limits, ModelRequest, tool
+from weft.errors import Dropped, TurnCancelled
+from weft.testing import CountingIds, ManualClock, call, calls, hold, reply
 from weft.testing.clock import settle
-from weft.thread import Session, Turn
-from weft.thread.entries import Inbox, Said
+from weft.thread import Memory, OpenStore, Session, Turn, approve
+from weft.thread.entries import Inbox, Said, TurnStarted
+from weft.thread.memory import MemoryStore
 
 Policy: TypeAlias = Literal["queue", "reject", "steer", "interrupt"]
 POLICIES: tuple[Policy, ...] = ("queue", "steer", "interrupt")
@@ -277,3 +280,367 @@ async def test_a_steer_that_is_dropped_while_the_model_reads_it_is_asked_for_aga
     assert (await turn.wait()).text == "read go"
     assert isinstance(await place.outcome(sent.wait()), Dropped)
     assert session.usage.total.tokens == 15 * 3
+
+
+# Refusing.
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_reject_runs_the_message_at_once_or_writes_nothing(where: str) -> None:
+    instant, over, refused = 0, False, 0
+    while not over:
+        async with a_place() as place:
+            agent = Agent(two_calls(), tools=[free("act"), free("other")])
+            session = await place.one.create(agent)
+            theirs = await as_of(place, session, agent, where)
+            turn = await session.send("go")
+            await ticks(instant)
+            over = turn.outcome is not None
+            try:
+                await theirs.send("more", policy="reject")
+            except Busy:
+                refused += 1
+                assert not over
+                assert not accepted(place, session, "more")
+                await come_to_rest(place, session)
+                assert users(session) == ["go"]
+            else:
+                await come_to_rest(place, session)
+                assert users(session) == ["go", "more"]
+            nothing_is_unread(session)
+        instant += 1
+    assert refused > 3
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_reject_refuses_where_a_turn_is_parked_or_input_waits(place: Place, where: str) -> None:
+    gated = Body(free=True, approval=True)
+    agent = Agent(Seen(call("act"), *echoes()), tools=[gated.tool])
+    session = await place.one.create(agent)
+    theirs = await as_of(place, session, agent, where)
+    await (await session.send("go")).wait()
+    await theirs.refresh()
+    lines = len(place.entries(session.id))
+    with pytest.raises(Busy, match="parked"):
+        await theirs.send("more", policy="reject")
+    assert len(place.entries(session.id)) == lines
+
+
+async def test_reject_without_an_agent_looks_at_what_has_happened_meanwhile(place: Place) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go")
+    await body.started.wait()
+    theirs = await place.two.open(session.id)
+    body.release.set()
+    await turn.wait()
+    await theirs.send("more", policy="reject")
+    await come_to_rest(place, session)
+    assert users(session) == ["go", "more"]
+
+
+# Parked, and waiting.
+
+
+async def parked(place: Place) -> tuple[Session, Turn[Any], Agent[Any, Any]]:
+    gated = Body(free=True, approval=True)
+    script = Seen(call("act"), *echoes())
+    agent = Agent(script, tools=[gated.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go")
+    assert (await turn.wait()).parked
+    return session, turn, agent
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_a_steer_into_a_parked_turn_joins_it_when_it_goes_on(place: Place, where: str) -> None:
+    session, turn, agent = await parked(place)
+    theirs = await as_of(place, session, agent, where)
+    queued = await theirs.send("later", policy="queue")
+    sent = await theirs.send("more", policy="steer")
+    await settle()
+    await session.refresh()
+    assert (sent.id, queued.id, len(session.pending)) == (None, None, 1)
+    resumed = await session.decide(approve(session.pending[0]))
+    assert (await place.outcome(resumed.wait())).text == "read go, more"
+    assert (await place.outcome(sent.wait())).text == "read go, more"
+    await come_to_rest(place, session)
+    assert users(session) == ["go", "more", "later"]
+    await theirs.refresh()
+    assert sent.id == resumed.id == (await turn.next()).id
+    assert results(session) == [(None, "acted")]
+    nothing_is_unread(session)
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_an_interrupt_closes_a_parked_turn_and_runs_before_what_is_queued(place: Place, where: str) -> None:
+    session, turn, agent = await parked(place)
+    theirs = await as_of(place, session, agent, where)
+    queued = await theirs.send("later", policy="queue")
+    sent = await theirs.send("now", policy="interrupt")
+    await come_to_rest(place, session)
+    assert users(session) == ["go", "now", "later"]
+    assert (await place.outcome(sent.wait())).text == "read go, now"
+    assert (await place.outcome(queued.wait())).text == "read go, now, later"
+    following = await turn.next()
+    assert isinstance(await place.outcome(following.wait()), TurnCancelled)
+    ((code, text),) = results(session)
+    assert code == "INTERRUPTED"
+    assert "nothing was done" in text
+    assert session.pending == ()
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_what_interrupts_goes_first_then_the_oldest(place: Place, where: str) -> None:
+    """Where nothing runs, and input waits that was sent without an agent."""
+    agent = Agent(Seen(*echoes()))
+    session = await place.one.create(agent)
+    theirs = await as_of(place, session, agent, where)
+    without = await place.two.open(session.id)
+    for text in ("first", "second"):
+        await without.send(text)
+    sent = await theirs.send("third", policy="queue")
+    await theirs.send("now", policy="interrupt")
+    await come_to_rest(place, session)
+    said = users(session)
+    assert [text for text in said if text != "now"] == ["first", "second", "third"]
+    assert said.index("now") <= 1  # the first may have begun when it came
+    assert (await place.outcome(sent.wait())).text == "read " + ", ".join(said[: said.index("third") + 1])
+
+
+async def test_several_steers_join_in_order_and_before_what_was_queued_later(place: Place) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go")
+    await body.started.wait()
+    theirs = await place.two.open(session.id, agent)
+    for number, who in enumerate((session, theirs, session, theirs)):
+        await who.send(f"steer {number}", policy="steer")
+    await session.send("queued")
+    body.release.set()
+    await come_to_rest(place, session)
+    assert users(session) == ["go", "steer 0", "steer 1", "steer 2", "steer 3", "queued"]
+    assert (await turn.wait()).text == "read go, steer 0, steer 1, steer 2, steer 3"
+    nothing_is_unread(session)
+
+
+# Runs that are about to end.
+
+
+async def test_a_steer_that_no_step_is_left_for_becomes_the_next_turn_with_limits_of_its_own(place: Place) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool], limits=Limits(steps=1))
+    session = await place.one.create(agent)
+    turn = await session.send("go")
+    await body.started.wait()
+    sent = await session.send("more", policy="steer")
+    body.release.set()
+    assert isinstance(await place.outcome(turn.wait()), LimitReached)
+    assert (await place.outcome(sent.wait())).text == "read go, more"
+    assert [entry.body.cause for entry in place.entries(session.id) if isinstance(entry.body, TurnStarted)] == [
+        "prompt",
+        "steer",
+    ]
+    await come_to_rest(place, session)
+
+
+async def test_a_steer_into_a_run_that_a_condition_stops_becomes_the_next_turn(place: Place) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool], stop_when=[lambda step: step.step == 1])
+    session = await place.one.create(agent)
+    turn = await session.send("go")
+    await body.started.wait()
+    sent = await session.send("more", policy="steer")
+    body.release.set()
+    assert (await turn.wait()).stop == "stopped"
+    assert (await place.outcome(sent.wait())).text == "read go, more"
+    await come_to_rest(place, session)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.parametrize("mode", ["schema", "tool"])
+async def test_a_steer_into_a_run_with_structured_output_is_answered_with_one(mode: Any, where: str) -> None:
+    instant, over, became = 0, False, set[str]()
+    while not over:
+        async with a_place() as place:
+            script = Seen(*[reply(lambda request: structured(request, mode)) for _ in range(4)], output=mode)
+            agent = Agent(script, output=City)
+            session = await place.one.create(agent)
+            theirs = await as_of(place, session, agent, where)
+            turn = await session.send("go")
+            await ticks(instant)
+            over = turn.outcome is not None
+            sent = await theirs.send("more", policy="steer")
+            await come_to_rest(place, session)
+            assert (await place.outcome(sent.wait())).output == City(names=["go", "more"])
+            first = (await turn.wait()).output
+            assert first == City(names=["go", "more"] if sent.id == turn.id else ["go"])
+            assert users(session) == ["go", "more"]
+            became.add(how(turn, sent))
+        instant += 1
+    assert became == {"joined", "a turn of its own"}
+
+
+@dataclass
+class City:
+    names: list[str]
+
+
+def structured(request: ModelRequest, mode: str) -> Any:
+    names = [message.text for message in request.messages if message.role == "user"]
+    return call("submit_output", {"names": names}) if mode == "tool" else json.dumps({"names": names})
+
+
+# Keys.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("where", WHERE)
+async def test_a_key_that_comes_again_at_any_instant_is_the_same_turn(policy: Policy, where: str) -> None:
+    for instant in range(20):
+        async with a_place() as place:
+            agent = Agent(two_calls(), tools=[free("act"), free("other")])
+            session = await place.one.create(agent)
+            theirs = await as_of(place, session, agent, where)
+            await session.send("go", key="g")
+            sends = await asyncio.gather(
+                session.send("more", policy=policy, key="k"), theirs.send("more", policy=policy, key="k")
+            )
+            await ticks(instant)
+            sends.append(await theirs.send("more", policy="queue", key="k"))
+            with pytest.raises(Conflict):
+                await theirs.send("other", policy=policy, key="k")
+            with pytest.raises(Conflict):
+                await theirs.send("other", policy=policy, key="g")
+            await come_to_rest(place, session)
+            await theirs.refresh()
+            assert users(session) == ["go", "more"]
+            assert len({turn.id for turn in sends}) == 1
+            for turn in sends:
+                assert (await place.outcome(turn.wait())).text == "read go, more"
+
+
+@pytest.mark.parametrize("fate", ["delivered", "waits", "dropped"])
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_key_holds_through_a_restart(policy: Policy, fate: str) -> None:
+    clock, data = ManualClock(), Memory()
+    gate = asyncio.Event()
+    async with opened(data, clock, "one") as store:
+        agent = Agent(Seen(hold(gate, then=reply(echo)), *echoes()))
+        session = await store.create(agent)
+        name = session.id
+        await session.send("go")
+        await settle()
+        sent = await session.send("more", policy=policy, key="k")
+        if fate == "delivered":
+            gate.set()
+            await sent.wait()
+            await session.settled_or_waiting()
+        elif fate == "dropped":
+            await session.clear_queue()
+    gate.set()
+    async with opened(data, clock, "two") as store:
+        session = await store.open(name, agent)
+        again = await session.send("more", policy="queue", key="k")
+        with pytest.raises(Conflict):
+            await session.send("else", key="k")
+        await session.resume()
+        await session.settled_or_waiting()
+        if fate == "dropped":
+            with pytest.raises(Dropped):
+                await again.wait()
+            assert users(session) == ["go"]
+        else:
+            assert (await again.wait()).text == "read go, more"
+            assert users(session) == ["go", "more"]
+
+
+def opened(data: Memory, clock: ManualClock, owner: str) -> OpenStore:
+    store = MemoryStore(data, owner=owner, ttl=30.0, clock=clock, survives=True)
+    return OpenStore(store, clock=clock, ids=CountingIds(owner), grace=0.0)
+
+
+# Context variables.
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_turn_runs_in_a_copy_of_the_context_of_the_send_that_began_it(place: Place, policy: Policy) -> None:
+    seen: list[str] = []
+    body = Body()
+
+    @tool
+    async def note() -> str:
+        seen.append(WHO.get())
+        return "noted"
+
+    script = Seen(call("act"), call("note"), call("note"), *echoes())
+    agent = Agent(script, tools=[body.tool, note])
+    session = await place.one.create(agent)
+    WHO.set("first")
+    turn = await session.send("go")
+    await body.started.wait()
+    WHO.set("second")
+    sent = await session.send("more", policy=policy)
+    WHO.set("third")
+    body.release.set()
+    await come_to_rest(place, session)
+    joined = sent.id == turn.id
+    assert joined == (policy == "steer")
+    match policy:
+        case "steer":
+            assert seen == ["first", "first"]
+        case "queue":
+            assert seen == ["first", "first"]  # the first turn's steps take all calls of the script
+        case _:
+            assert seen == ["second", "second"]
+    assert session._live.contexts == {}
+
+
+@pytest.mark.parametrize("way", ["cleared", "cancelled", "elsewhere"])
+async def test_nothing_of_the_context_of_a_message_stays_behind(place: Place, way: str) -> None:
+    gate = asyncio.Event()
+    agent = Agent(Seen(hold(gate, then=reply(echo)), *echoes()))
+    session = await place.one.create(agent)
+    theirs = await place.two.open(session.id, agent)
+    await session.send("go")
+    sent = await session.send("more")
+    match way:
+        case "cleared":
+            await session.clear_queue()
+        case "cancelled":
+            assert await sent.cancel()
+        case _:
+            await theirs.clear_queue()
+    gate.set()
+    await come_to_rest(place, session)
+    assert session._live.contexts == {}
+
+
+# Dropping one.
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.parametrize("policy", ["queue", "steer"])
+async def test_cancelling_the_handle_of_a_message_that_waits_drops_it_alone(
+    place: Place, policy: Policy, where: str
+) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool])
+    session = await place.one.create(agent)
+    theirs = await as_of(place, session, agent, where)
+    turn = await session.send("go")
+    await body.started.wait()
+    one, two = await theirs.send("one", policy=policy), await theirs.send("two", policy=policy)
+    assert await one.cancel()
+    assert not await one.cancel()
+    body.release.set()
+    await come_to_rest(place, session)
+    assert isinstance(await place.outcome(one.wait()), Dropped)
+    assert (await place.outcome(two.wait())).text == "read go, two"
+    assert turn.outcome == "answered"
+    assert one.id is None
+    assert one.outcome is None
