@@ -175,6 +175,10 @@ class Place:
     def entries(self, thread: str) -> list[Entry]:
         return decode_lines(self.data._threads[thread].lines, thread, 0)
 
+    def view(self, thread: str) -> View:
+        """The thread, folded afresh."""
+        return _replayed(self.entries(thread))
+
     def kinds(self, thread: str) -> list[str]:
         return [entry.kind for entry in self.entries(thread)]
 
@@ -287,7 +291,7 @@ def at_rest(place: Place) -> None:
     """Nothing is left to do anywhere: no run, no receipt, no queue."""
     sound(place)
     for name in place.data._threads:
-        view = _replayed(place.entries(name))
+        view = place.view(name)
         assert view.run is None, f"{name} is {view.phase}"
         assert not view.unsettled
         assert not view.queue
