@@ -60,6 +60,7 @@ from weft._setup import Recorder, Setup, Slot, StepInfo
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import Place, call_user_code, judge, run_body
 from weft.errors import WrongCall
+from weft.events import Event
 from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
     CONTEXT,
@@ -83,6 +84,7 @@ class _Since:
 
     before: State
     given: Input
+    effects: tuple[Effect, ...]
     records: bool
     said: int | None = None
     """The length of the transcript before the first message that it added."""
@@ -113,7 +115,6 @@ class RunLoop:
         "_interruptible",
         "_parsed",
         "_place",
-        "_quiet",
         "_recorder",
         "_replies",
         "_running",
@@ -122,6 +123,8 @@ class RunLoop:
         "_slot",
         "_stop",
         "_task",
+        "_told",
+        "_void",
         "_work",
         "_worked",
         "asked",
@@ -176,7 +179,8 @@ class RunLoop:
         self._settled: asyncio.Future[None] | None = None
         self._inputs: list[Input] = []
         self._feeding = False
-        self._quiet = False
+        self._told: list[str] | None = None
+        """While an input is fed again: the kinds of the events that it has caused before."""
         self._work: CallModel | RunTools | CheckStop | None = None
         self._running: set[str] = set()
         self._parsed: dict[str, dict[str, Any]] = {}
@@ -187,6 +191,8 @@ class RunLoop:
         """Calls whose bodies are to be entered for the first time."""
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
+        self._void = False
+        """Whether its request has what was dropped meanwhile: its reply is not taken, and it is made again."""
         self._checking = False
         """The same of the stop conditions."""
         self._in_flight = False
@@ -239,25 +245,59 @@ class RunLoop:
                 self._replies -= sum(item.replies for item in since)
             self.state = since[0].before
         if dropped:
-            left = tuple(steer for steer in self.state.steers if steer.item is None or steer.item not in dropped)
-            self.state = replace(self.state, steers=left)
-            since = [item for item in since if not _is_dropped(item.given, dropped)]
+            since = self._without(since, dropped)
         if cancel is not None:
             if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
                 self._in_flight = True  # what it spent is not known any more
             self.state = replace(self.state, held=None, cancelling=True)
-        for given in news:  # first: what is fed again may park the run, and then they come too late
-            self.feed(given)
-        for item in since:
-            if not _overruled(item.given, news, cancel=cancel is not None):
-                self._quiet = True
-                try:
-                    self.feed(item.given)
-                finally:
-                    self._quiet = False
+        self._feed_all([given for given in news if not isinstance(given, Steer)])
+        late = self._asked_last(since)
+        for item in since[:late]:
+            self._feed_again(item, news, cancel=cancel is not None)
+        self._feed_all([given for given in news if isinstance(given, Steer)])  # after an end they would come too late
+        for item in since[late:]:
+            self._feed_again(item, news, cancel=cancel is not None)
+        if isinstance(self._work, CallModel) and (self.state.phase != "model" or self.state.held is not None):
+            self._work = None  # it has been made
         if cancel is not None:
             self.interrupt(cancel)
         self._look_recorded()
+
+    def _feed_all(self, inputs: Iterable[Input]) -> None:
+        for given in inputs:
+            self.feed(given)
+
+    def _feed_again(self, item: _Since, news: tuple[Input, ...], *, cancel: bool) -> None:
+        if _overruled(item.given, news, cancel=cancel):
+            return
+        self._told = [effect.event.kind for effect in item.effects if isinstance(effect, Emit)]
+        try:
+            self.feed(item.given)
+        finally:
+            self._told = None
+
+    def _asked_last(self, since: list[_Since]) -> int:
+        """How many inputs there are up to the last request that was made: it has not read what comes now."""
+        asked = [place for place, item in enumerate(since, 1) if CallModel in map(type, item.effects)]
+        if asked and isinstance(self._work, CallModel):
+            asked.pop()
+        return asked[-1] if asked else 0
+
+    def _without(self, since: list[_Since], dropped: Collection[str]) -> list[_Since]:
+        """What has happened since, but for what was dropped, and for the reply to a request that had it."""
+        left = tuple(steer for steer in self.state.steers if steer.item is None or steer.item not in dropped)
+        self.state = replace(self.state, steers=left)
+        kept: list[_Since] = []
+        read = False
+        for item in since:
+            if read and isinstance(item.given, Replied):
+                self.unanswered(item.given.finish.usage)
+                read = False
+            elif not _is_dropped(item.given, dropped):
+                kept.append(item)
+                read = read or _joins(item, dropped)
+        self._void = self._void or (read and self._asking)
+        return kept
 
     def expects(self, call: str) -> bool:
         """Whether the run waits for this call's result."""
@@ -453,12 +493,12 @@ class RunLoop:
             return
         before = self.state
         self.state, effects = advance(before, given)
-        if isinstance(given, Recorded) and not self._quiet:
+        if isinstance(given, Recorded) and self._told is None:
             self._acknowledge()
         if self._recorder.durable:  # else nothing is refused that has been recorded
             records = Record in map(type, effects)
             if records or self._since:
-                self._since.append(_Since(before, given, records))
+                self._since.append(_Since(before, given, effects, records))
         for effect in effects:
             self._carry_out(effect)
 
@@ -479,8 +519,7 @@ class RunLoop:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Emit():
-                if self._events is not None and not self._quiet:
-                    self._events.push(effect.event)
+                self._emit(effect.event)
             case Record():
                 self._remember(effect)
                 if self._recorder.durable:
@@ -501,6 +540,12 @@ class RunLoop:
                 self.ended = effect.ended
                 self.over = True
                 self._wake()
+
+    def _emit(self, event: Event) -> None:
+        if self._told is not None and event.kind in self._told:
+            self._told.remove(event.kind)
+        elif self._events is not None:
+            self._events.push(event)
 
     def _look_ahead(self, work: RunTools) -> None:
         for plan, attempt in zip(work.plans, work.attempts, strict=True):
@@ -544,7 +589,11 @@ class RunLoop:
         finally:
             self._asking = False
         self._in_flight = False
-        if isinstance(reply, Contained):
+        if self._void:
+            self._void = False
+            self.unanswered(None if isinstance(reply, Contained) else reply.finish.usage)
+            self._work = CallModel()
+        elif isinstance(reply, Contained):
             self.cause = reply.cause
             self.feed(ModelFailed(error=_describe(reply.cause)))
         else:
@@ -820,6 +869,11 @@ def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
 
 def _is_dropped(given: Input, dropped: Container[str]) -> bool:
     return isinstance(given, Steer) and given.item is not None and given.item in dropped
+
+
+def _joins(item: _Since, items: Container[str]) -> bool:
+    facts = (fact for effect in item.effects if isinstance(effect, Record) for fact in effect.facts)
+    return any(isinstance(fact, Joined) and fact.item is not None and fact.item in items for fact in facts)
 
 
 _NO_CALL = ToolCall(id="", name="", arguments="")

@@ -97,6 +97,8 @@ class Actor:
         self.deps = deps
         self.parent = parent
         self._delegate = delegate
+        self.receipt = ""
+        """A child's, in its parent."""
         self._driven: dict[str, Actor | None] = {}
         """The receipts whose children are being driven here; None where the child is not yet known."""
         self._going = asyncio.Lock()
@@ -394,12 +396,13 @@ class Actor:
                 runner.parked(accepted.call)
             return
         stop = reason_of(cause)
-        await self._settle(accepted.call, entries.Receipt(receipt=receipt, state="failed", stop=stop))
+        await self._settle(accepted.call, entries.Receipt(receipt=receipt, state="failed", stop=stop), ())
 
     async def _drive_child(self, name: str, *, fresh: bool) -> None:
         """Bring one child to its end, or to where it waits for a person; then say so here."""
         receipt = self.live.view.receipts[name]
         child = await self._child(receipt)
+        child.receipt = name
         self._driven[name] = child
         new = fresh or await child._is_new()
         slot = Slot(child._delegate, used=not new and bool(child.live.view.started_at))
@@ -407,7 +410,7 @@ class Actor:
             if new:
                 await child._begin_as_child(receipt, self.live.view.header, slot)
             if not child.live.loaded:  # it was cancelled before there was a child
-                await _cancelling.settle(self.live, _receipts.cancelled(name))
+                await _cancelling.settle(self.live, _receipts.cancelled(name), ())
                 return
             await self._drive_to_rest(name, receipt, child, slot)
         finally:
@@ -422,7 +425,8 @@ class Actor:
                 await _cancelling.end(child.live)
             if view.run is None and view.ended:
                 end = next(reversed(view.ended.values()))
-                await self._settle(receipt.accepted.call, _receipts.settlement(name, end, view, self._cap(receipt)))
+                settled = _receipts.settlement(name, end, view, self._cap(receipt))
+                await self._settle(receipt.accepted.call, settled, tuple(view.requests))
                 return
             await self._pass_down(child)
             if await child._step(receipt, slot):
@@ -550,15 +554,19 @@ class Actor:
     async def _wait_for_decisions(self, name: str, child: Actor) -> bool:
         """Mirror what the child waits for up to the root, park its receipt; False if it is decided meanwhile."""
         requests = _receipts.mirrored(child.live.view)
-        ancestor: Actor | None = self
-        while ancestor is not None:
-            live = ancestor.live
-            await live.command(lambda view: _receipts.mirror(view, requests))
-            ancestor = ancestor.parent
         names = tuple(body.request for body in requests if body.request is not None)
+        below, ancestor = child, child.parent
+        while ancestor is not None:
+            plan = partial(_receipts.mirror, requests=requests, receipt=below.receipt)
+            await ancestor.live.command(plan)
+            if not all(request in ancestor.live.view.requests for request in names):  # nobody waits for it any more
+                await _cancelling.retract_above(child.live, names, await self.place.store.now())
+                return ancestor is not self  # who is above cancels this session, and it then its child
+            below, ancestor = ancestor, ancestor.parent
         await self.live.command(lambda view: _receipts.park(view, name, names))
         receipt = self.live.view.receipts[name]
         if receipt.settled is not None:
+            await _cancelling.retract_above(self.live, names, await self.place.store.now())
             return True
         if not any(request in self.live.view.undecided for request in names):
             return False
@@ -567,21 +575,21 @@ class Actor:
             runner.parked(receipt.accepted.call)
         return True
 
-    async def _settle(self, call: str | None, body: entries.Receipt) -> None:
+    async def _settle(self, call: str | None, body: entries.Receipt, asked: tuple[str, ...]) -> None:
         """Record a child's end here: by the running turn, or with the resume that it allows, or as mail."""
-        asked = tuple(self.live.view.receipts[body.receipt or ""].requests)
+        asked = tuple(dict.fromkeys((*self.live.view.receipts[body.receipt or ""].requests, *asked)))
         while True:
             runner = self.live.runner
             if isinstance(runner, TurnRunner):
-                if call is not None and runner.settle(call, body):
+                if call is not None and runner.settle(call, body, asked):
                     break
                 await runner.finished()
                 continue
-            await self._settle_at_rest(body)
+            await self._settle_at_rest(body, asked)
             break
         await _cancelling.retract_above(self.live, asked, await self.place.store.now())
 
-    async def _settle_at_rest(self, body: entries.Receipt) -> None:
+    async def _settle_at_rest(self, body: entries.Receipt, asked: tuple[str, ...]) -> None:
         owner = self.place.store.owner
         outcome = await contain("root", self._judge_open())
         plans = {} if isinstance(outcome, Contained) else outcome
@@ -590,7 +598,7 @@ class Actor:
 
         def decide(view: View) -> Plan | None:
             known = all(call.call.id in plans for call in view.open_calls())
-            return _receipts.settle(view, body, owner=owner, may_resume=resumes and known, now=now)
+            return _receipts.settle(view, body, asked, owner=owner, may_resume=resumes and known, now=now)
 
         try:
             with self.place.claiming():

@@ -123,14 +123,14 @@ async def _end_child(live: Live, receipt: ReceiptView) -> None:
         if child.view.ended:
             last = next(reversed(child.view.ended.values()))
             settled = _receipts.settlement(receipt.id, last, child.view, RESULT_CAP)
-    await settle(live, settled)
+    await settle(live, settled, tuple(child.view.requests) if child.loaded else ())
 
 
-async def settle(live: Live, settled: Receipt) -> None:
+async def settle(live: Live, settled: Receipt, asked: tuple[str, ...]) -> None:
     """Record a settlement as mail, and take back, here and above, what its child had asked."""
     now = await live.world.store.now()
-    asked = tuple(live.view.receipts[settled.receipt or ""].requests)
-    await live.command(lambda view: _receipts.settle(view, settled, owner="", may_resume=False, now=now))
+    asked = tuple(dict.fromkeys((*live.view.receipts[settled.receipt or ""].requests, *asked)))
+    await live.command(lambda view: _receipts.settle(view, settled, asked, owner="", may_resume=False, now=now))
     await retract_above(live, asked, now)
 
 

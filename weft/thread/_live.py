@@ -457,6 +457,8 @@ class Live:
     def _accept(self, append: _Append) -> None:
         for entry in append.entries:
             evolve(self.view, entry)
+        if append.lease != "claim":  # who claims runs in the context of what it delivers
+            self._forget_contexts()
         self.world.committed(self.id, append.entries)
         if append.command is not None:
             if not append.command.waiter.done():
@@ -465,6 +467,11 @@ class Live:
         for done in append.done:
             done()
         self._notify()
+
+    def _forget_contexts(self) -> None:
+        """Of input that waits no longer."""
+        for item in [item for item in self.contexts if item not in self.view.queue]:
+            del self.contexts[item]
 
     def _foreign(self, entries: Sequence[Entry]) -> None:
         """Entries that the running turn did not write: it may have to decide again."""
@@ -596,6 +603,7 @@ class Live:
             return
         for entry in news:
             evolve(self.view, entry)
+        self._forget_contexts()
         self.head, self.lease = loaded.head, loaded.lease
         self._reset_next()
         taken = any(type(entry.body) not in MAIL for entry in news)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from weft._texts import capped
@@ -92,25 +93,27 @@ def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Rec
             return entries.Receipt(receipt=receipt, state=state, stop=stop, usage=usage)
 
 
-def settle(view: View, body: entries.Receipt, *, owner: str, may_resume: bool, now: float) -> Plan | None:
+def settle(
+    view: View, body: entries.Receipt, asked: Iterable[str], *, owner: str, may_resume: bool, now: float
+) -> Plan | None:
     """Record a settlement in a parent without a running turn; None where it is settled already.
 
-    If it closes the last open call of a parked turn, the same append claims and resumes it. What the child had asked
+    If it closes the last open call of a parked turn, the same append claims and resumes it. What the child had `asked`
     and nobody has decided is denied with it.
     """
     receipt = view.receipts.get(body.receipt or "")
     if receipt is None or receipt.settled is not None:
         return None
-    denials = over(view, receipt, now)
+    denials = over(view, receipt, asked, now)
     going_on = resume(view, owner=owner, settles=body) if may_resume else None
     if going_on is not None:
         return replace(going_on, bodies=(*denials, *going_on.bodies))
     return Plan(bodies=(*denials, body), lease="mail")
 
 
-def over(view: View, receipt: ReceiptView, now: float) -> tuple[entries.Decision, ...]:
-    """Denials of what a child had asked that is over."""
-    return _denials(view, tuple(receipt.requests), "cancel", now)
+def over(view: View, receipt: ReceiptView, asked: Iterable[str], now: float) -> tuple[entries.Decision, ...]:
+    """Denials of what a child had asked that is over: also of what the receipt does not name yet."""
+    return _denials(view, tuple(dict.fromkeys((*receipt.requests, *asked))), "cancel", now)
 
 
 def retract(view: View, requests: tuple[str, ...], now: float) -> Plan | None:
@@ -119,12 +122,17 @@ def retract(view: View, requests: tuple[str, ...], now: float) -> Plan | None:
     return Plan(bodies=denials, lease="mail") if denials else None
 
 
-def mirror(view: View, requests: tuple[entries.Request, ...]) -> Plan | None:
-    """A child's requests, as mail in an ancestor; those that are not there yet.
+def waits(view: View, receipt: str) -> bool:
+    """Whether a run that is open or parked here still waits for this receipt's child."""
+    found = view.receipts.get(receipt)
+    if found is None or found.settled is not None or view.run is None:
+        return False
+    return found.accepted.background or found.accepted.call in view.transcript.open
 
-    Not under a settled receipt, and not in a thread that has ended.
-    """
-    if view.run is None:
+
+def mirror(view: View, requests: tuple[entries.Request, ...], receipt: str) -> Plan | None:
+    """A child's requests, as mail in an ancestor that waits for it by this receipt; those that are not there yet."""
+    if not waits(view, receipt):
         return None
     fresh = tuple(body for body in requests if body.request not in view.requests)
     return Plan(bodies=fresh, lease="mail") if fresh else None

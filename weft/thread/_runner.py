@@ -102,6 +102,8 @@ class TurnRunner:
         self._children = children
         self._tools = tools
         self._settlements: dict[str, Receipt] = {}
+        self._asked: dict[str, tuple[str, ...]] = {}
+        """By call: what its child had asked, where that has ended."""
         self._accepted: set[str] | None = None
         """The delegating calls whose receipts are of this turn."""
         self._revoked = False
@@ -142,7 +144,6 @@ class TurnRunner:
                 return [self._request(fact)]
             case Joined():
                 source = None if fact.source == "steer" else fact.source
-                self.live.contexts.pop(fact.item or "", None)
                 return [entries.Said(message=fact.message, item=fact.item, source=source)]
             case Ended():
                 end = entries.TurnEnded(
@@ -187,7 +188,8 @@ class TurnRunner:
         receipt = self.live.view.receipts[settled.receipt or ""]
         if receipt.settled is not None:
             return [result]
-        return [*over(self.live.view, receipt, self.live.now()), settled, result]
+        asked = self._asked.get(fact.result.call, ())
+        return [*over(self.live.view, receipt, asked, self.live.now()), settled, result]
 
     def _request(self, fact: Asked) -> entries.Request:
         header = self.live.view.header
@@ -293,8 +295,10 @@ class TurnRunner:
 
     # -- what children and others say
 
-    def settle(self, call: str, settled: Receipt) -> bool:
+    def settle(self, call: str, settled: Receipt, asked: tuple[str, ...]) -> bool:
         """A child has ended: its receipt's settlement and the call's result are one append of this turn.
+
+        What it had `asked` is denied with it.
 
         False where the turn does not wait for it any more.
         """
@@ -303,6 +307,8 @@ class TurnRunner:
             return False
         body = of_receipt(call, settled)
         self._settlements[call] = settled
+        if asked:
+            self._asked[call] = asked
         loop.feed(CallFinished(result=_as_result(body), source="receipt"))
         return True
 

@@ -223,6 +223,8 @@ class Session(Generic[OutputT]):
         key = None if key is None else clean_text(key)
         if self._actor is not None:
             return await self._actor.send(message, policy=policy, key=key)
+        if policy == "reject":
+            await self._live.refresh()
         plan = await self._live.command(lambda view: _inbox.send(view, message, key, policy=policy, first=None))
         _cancelling.see_to(self._live)
         return known_turn(self._live, key) if plan is None else Turn(self._live, item=plan.ids[0])

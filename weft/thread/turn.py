@@ -159,7 +159,9 @@ class Turn(Generic[OutputT]):
 
     async def _begun(self) -> str:
         def begun(view: View) -> str | None:
-            turn = "" if self._turn == "" else self.id
+            turn = self.id
+            if self._turn == "":
+                return ""
             if turn is None and self._after is not None and view.waits(self._after):
                 return self._after  # the child has parked again: so this session waits again
             return turn
