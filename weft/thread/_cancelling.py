@@ -41,6 +41,8 @@ async def cancel(live: Live, turn: str | None = None) -> bool:
         await live.refresh()
         plan = await live.command(decide)
     see_to(live)
+    if live.view.run is None and live.view.queue:
+        world.spawn(_go_on(live), name=f"weft queue {live.id}")
     return plan is not None
 
 
@@ -55,6 +57,14 @@ async def _see_to(live: Live) -> None:
     outcome = await contain("child", end(live))
     if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):
         live.world.report(live.id, outcome.cause)
+    await _go_on(live)
+
+
+async def _go_on(live: Live) -> None:
+    """Run what waits, where the session is open here with an agent."""
+    keep = None if live.keeper is None else live.keeper()
+    if keep is not None and live.view.run is None and live.view.queue:
+        await keep()
 
 
 async def end(live: Live) -> None:
