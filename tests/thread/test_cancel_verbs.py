@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from tests.thread.places import LEASE, Body, Place, Seen, a_place, at_rest, results, ticks
-from weft import Agent, ModelRequest, Usage
-from weft.errors import TurnCancelled
+from tests.thread.places import LEASE, Body, Place, Seen, a_place, at_rest, results, ticks, users
+from weft import Agent, Message, ModelRequest, Usage
+from weft.errors import Conflict, NoNext, TurnCancelled
 from weft.pool import Pool
-from weft.testing import call, calls, reply
+from weft.testing import call, calls, hold, reply, say
 from weft.testing.clock import settle
-from weft.thread import Session, Turn
+from weft.thread import Session, Turn, approve
+from weft.thread._turns import Plan
+from weft.thread.entries import Cancel, Inbox
 
 Verb: TypeAlias = Literal["turn", "session", "store"]
 VERBS: tuple[Verb, ...] = ("turn", "session", "store")
 WHERE = ["here", "elsewhere"]
+MORE = Message.user("more")
 MAYBE, NOTHING = "may have happened", "nothing was done"
 
 
@@ -226,3 +229,243 @@ async def test_an_owner_that_stalls_at_any_append_is_ended_without_it_and_is_ref
             at_rest(place)
             await next_one_works(place, session)
     assert nth > 5
+
+
+# An owner that is elsewhere, slow, or dead.
+
+
+async def test_an_owner_sees_a_cancel_at_its_renewal(place: Place) -> None:
+    body = Body()
+    session = await place.one.create(Agent(asks_once(call("act"), "root is done"), tools=[body.tool]))
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    assert await (await place.two.open(session.id)).cancel()
+    await place.clock.advance(0.9 * LEASE / 3)
+    assert turn.outcome is None
+    await place.clock.advance(0.1 * LEASE / 3)
+    assert turn.outcome == "cancelled"
+    ((code, text),) = results(session)
+    assert (code, MAYBE in text) == ("CANCELLED", True)
+    at_rest(place)
+    await next_one_works(place, session)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_an_owner_that_does_not_stir_is_ended_after_a_renewal_period(place: Place, verb: Verb) -> None:
+    body = Body()
+    session = await place.one.create(Agent(asks_once(call("act"), "root is done"), tools=[body.tool]))
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    place.disk.hold(1)
+    body.release.set()
+    await settle()
+    assert await cancel(place, session, turn, verb, "elsewhere")
+    theirs = await place.two.open(session.id)
+    await place.clock.advance(0.9 * LEASE / 3)
+    assert place.view(session.id).phase == "open"
+    await place.clock.advance(0.2 * LEASE / 3)
+    assert place.view(session.id).phase == "idle"
+    ended = len(place.entries(session.id))
+    await place.disk.open_up()
+    await settle()
+    assert len(place.entries(session.id)) == ended, "the owner's result came after the end"
+    assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+    assert [event.kind async for event in turn.events()][-1] == "turn_ended"
+    await theirs.refresh()
+    ((code, text),) = results(theirs)
+    assert (code, MAYBE in text) == ("CANCELLED", True)
+    await session.refresh()
+    assert session.usage.total == Usage(input_tokens=10, output_tokens=5)
+    await next_one_works(place, session)
+
+
+async def test_a_model_call_of_an_owner_that_does_not_stir_counts_as_unknown(place: Place) -> None:
+    gate = asyncio.Event()
+    session = await place.one.create(Agent(Seen(hold(gate, then=say("never")), say("root is done"))))
+    await session.send("go", key="go")
+    await settle()
+    place.disk.hold(1)
+    assert await place.two.cancel(session.id)
+    await settle()
+    await place.clock.advance(1.1 * LEASE / 3)
+    view = place.view(session.id)
+    assert (view.phase, view.turns) == ("idle", Usage(unknown=1))
+    gate.set()
+    await place.disk.open_up()
+    await session.refresh()
+    assert session.usage.total == Usage(unknown=1)
+    assert (await place.outcome(session.ask("go on"))).text == "never"
+    at_rest(place)
+
+
+async def test_an_interrupt_of_an_owner_that_does_not_stir_runs_where_it_was_sent(place: Place) -> None:
+    body = Body()
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    place.disk.hold(1)
+    body.release.set()
+    await settle()
+    theirs = await place.two.open(session.id, agent)
+    sent = await theirs.send("now", policy="interrupt")
+    assert (await place.outcome(sent.wait(), 2 * LEASE / 3)).text == "root is done"
+    assert users(theirs) == ["go", "now"]
+    ((code, text),) = results(theirs)
+    assert (code, MAYBE in text) == ("INTERRUPTED", True)
+    await place.disk.open_up()
+    assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+    await place.rests(session)
+    at_rest(place)
+
+
+async def dies(place: Place, agent: Agent[Any, Any], until: Callable[[], bool]) -> str:
+    """A session whose owner dies in the middle of its turn."""
+    dead = place.another("dead", "d")
+    async with dead:
+        session = await dead.create(agent)
+        await session.send("go", key="go")
+        await place.until(until)
+    return session.id
+
+
+@pytest.mark.parametrize("agent_there", [False, True])
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("effect", ["once", "repeatable", "none"])
+async def test_a_dead_owners_turn_ends_at_once(place: Place, effect: str, verb: Verb, agent_there: bool) -> None:
+    body = Body(effect=effect)
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    name = await dies(place, agent, body.started.is_set)
+    session = await place.one.open(name, agent if agent_there else None)
+    turn = await session.send("go", key="go")
+    assert await cancel(place, session, turn, verb, "here")
+    await settle()
+    at_rest(place)
+    assert body.runs == 1
+    ((code, text),) = results(session)
+    assert (code, MAYBE in text) == ("CANCELLED", True)
+    assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+    await next_one_works(place, await place.one.open(name, agent))
+
+
+@pytest.mark.parametrize("policy", ["cancel", "interrupt"])
+@pytest.mark.parametrize("goes_on", ["resume", "send", "recover"])
+async def test_a_cancelled_turn_that_is_recovered_ends_with_a_result_for_each_call(
+    place: Place, goes_on: str, policy: str
+) -> None:
+    """The cancel is in the journal, nobody has ended the run, and somebody with the agent comes at that moment."""
+    body, gated = Body(effect="none"), Body("gated", approval=True)
+    script = asks_once(calls(call("act"), call("gated")), "root is done")
+    agent = Agent(script, tools=[body.tool, gated.tool])
+    dead = place.another("dead", "d")
+    async with dead:
+        session = await dead.create(agent)
+        turn = await session.send("go", key="go")
+        await body.started.wait()
+        live = session._live
+        mail: Any = Cancel() if policy == "cancel" else Inbox(state="accepted", policy="interrupt", message=MORE)
+        live.runner = None  # it is deaf from now on
+        await live.command(lambda _: Plan(bodies=(mail,), lease="mail"))
+    session = await place.one.open(turn._live.id, agent)
+    match goes_on:
+        case "resume":
+            await session.resume()
+        case "send":
+            await session.send("more")
+        case _:
+            await place.one.recover(session.id, agent)
+    await settle()
+    assert [code for code, _ in results(session)] == ["CANCELLED" if policy == "cancel" else "INTERRUPTED"] * 2
+    assert [MAYBE in text for _, text in results(session)] == [True, False]
+    assert (body.runs, gated.runs) == (1, 0)
+    await place.rests(session)
+    at_rest(place)
+    await next_one_works(place, session)
+
+
+# Parked.
+
+
+async def is_parked(place: Place, *approvals: str) -> tuple[Session, Turn[Any], dict[str, Body]]:
+    """Two gated calls, of which some are decided."""
+    bodies = {name: Body(name, free=True, approval=True) for name in ("one", "two")}
+    script = asks_once(calls(call("one"), call("two")), "root is done")
+    session = await place.one.create(Agent(script, tools=[body.tool for body in bodies.values()]))
+    turn = await session.send("go", key="go")
+    assert (await turn.wait()).parked
+    for request in session.pending:
+        if request.tool in approvals:
+            await place.two.decide(approve(request))
+    await session.refresh()
+    return session, turn, bodies
+
+
+@pytest.mark.parametrize("decided", [(), ("one",), ("one", "two")], ids=str)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_parked_turn_ends_in_one_append(place: Place, verb: Verb, where: str, decided: tuple[str, ...]) -> None:
+    session, turn, bodies = await is_parked(place, *decided)
+    lines = len(place.entries(session.id))
+    assert await cancel(place, session, turn, verb, where)
+    at_rest(place)
+    added = [entry.kind for entry in place.entries(session.id)[lines:]]
+    denials = ["decision"] * (2 - len(decided))
+    assert added == ["cancel", *denials, "turn_started", "tool_result", "tool_result", "turn_ended"]
+    await session.refresh()
+    assert [(code, NOTHING in text) for code, text in results(session)] == [("CANCELLED", True)] * 2
+    assert session.pending == ()
+    assert [body.runs for body in bodies.values()] == [0, 0]
+    assert all(request.spent for request in place.view(session.id).requests.values())
+    assert (await turn.wait()).parked
+    following = await turn.next()
+    assert following.outcome == "cancelled"
+    assert [event.kind async for event in following.events()][-1] == "turn_ended"
+    with pytest.raises(NoNext):
+        await following.next()
+    assert not await turn.cancel()
+    assert session.usage.total.unknown == 0
+    await next_one_works(place, session)
+
+
+@pytest.mark.parametrize("queued", ["before", "after"])
+@pytest.mark.parametrize("verb", VERBS)
+async def test_what_was_queued_behind_a_parked_turn_runs_when_that_is_cancelled(
+    place: Place, verb: Verb, queued: str
+) -> None:
+    session, turn, _ = await is_parked(place)
+    sent = await session.send("more") if queued == "before" else None
+    assert await cancel(place, session, turn, verb, "here")
+    sent = sent or await session.send("more")
+    assert (await place.outcome(sent.wait())).text == "root is done"
+    await place.rests(session)
+    assert users(session) == ["go", "more"]
+    at_rest(place)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("first", ["decide", "cancel"])
+async def test_a_cancel_that_races_a_decision_of_any_instant_spends_it_once(first: str, where: str) -> None:
+    fates: set[str | None] = set()
+    for instant in range(24):
+        async with a_place() as place:
+            session, turn, bodies = await is_parked(place, "two")
+            request = session.pending[0]
+            theirs = session if where == "here" else await place.two.open(session.id)
+            verbs = [lambda: session.decide(approve(request)), lambda: theirs.cancel()]
+            one, two = verbs if first == "decide" else reversed(verbs)
+            racing = asyncio.ensure_future(one())
+            await ticks(instant)
+            other = asyncio.ensure_future(two())
+            await place.until(lambda: racing.done() and other.done())
+            for task in (racing, other):
+                assert task.exception() is None or isinstance(task.exception(), Conflict)
+            await place.rests(session)
+            at_rest(place)
+            following = await place.outcome(turn.next())
+            await place.outcome(following.wait())
+            fates.add(following.outcome)
+            for body, (code, text) in zip(bodies.values(), results(session), strict=True):
+                assert body.runs <= 1
+                assert (text == "acted") if code is None else (body.runs == 0 or MAYBE in text)
+            await next_one_works(place, session)
+    assert "cancelled" in fates
