@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -16,7 +17,7 @@ from weft.pool import Pool
 from weft.testing import call, calls, hold, reply, say
 from weft.testing.clock import settle
 from weft.thread import Session, Turn, approve
-from weft.thread._turns import Plan
+from weft.thread._turns import Plan, close_open
 from weft.thread.entries import Cancel, Inbox
 
 Verb: TypeAlias = Literal["turn", "session", "store"]
@@ -451,14 +452,12 @@ async def test_a_cancel_that_races_a_decision_of_any_instant_spends_it_once(firs
             session, turn, bodies = await is_parked(place, "two")
             request = session.pending[0]
             theirs = session if where == "here" else await place.two.open(session.id)
-            verbs = [lambda: session.decide(approve(request)), lambda: theirs.cancel()]
+            verbs: list[Callable[[], Any]] = [partial(session.decide, approve(request)), theirs.cancel]
             one, two = verbs if first == "decide" else reversed(verbs)
-            racing = asyncio.ensure_future(one())
+            racing: asyncio.Future[Any] = asyncio.ensure_future(one())
             await ticks(instant)
-            other = asyncio.ensure_future(two())
-            await place.until(lambda: racing.done() and other.done())
-            for task in (racing, other):
-                assert task.exception() is None or isinstance(task.exception(), Conflict)
+            for outcome in (await place.outcome(two()), await place.outcome(racing)):
+                assert not isinstance(outcome, Exception) or isinstance(outcome, Conflict)
             await place.rests(session)
             at_rest(place)
             following = await place.outcome(turn.next())
@@ -469,3 +468,219 @@ async def test_a_cancel_that_races_a_decision_of_any_instant_spends_it_once(firs
                 assert (text == "acted") if code is None else (body.runs == 0 or MAYBE in text)
             await next_one_works(place, session)
     assert "cancelled" in fates
+
+
+# Children.
+
+
+def child(place: Place, session: Session, *calls_down: int) -> str:
+    """A descendant: the receipt's number at each level."""
+    thread = session.id
+    for number in calls_down:
+        receipts = list(place.view(thread).receipts.values())
+        thread = receipts[number].accepted.child or ""
+    return thread
+
+
+def settled(place: Place, thread: str) -> list[str]:
+    view = place.view(thread)
+    return [view.receipt_state(receipt) for receipt in view.receipts.values()]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_child_that_is_cancelled_while_it_runs_settles_and_its_parent_goes_on(
+    place: Place, level: int, where: str
+) -> None:
+    tree = Tree(free=False)
+    session = await place.one.create(tree.agent())
+    turn = await session.send("go", key="go")
+    await tree.bodies["leaf"].started.wait()
+    tree.bodies["root"].release.set()
+    if level == 2:
+        tree.bodies["middle"].release.set()
+    name = child(place, session, *[0] * level)
+    assert await place.store(where).cancel(name)
+    assert (await place.outcome(turn.wait())).text == "root is done"
+    await place.rests(session)
+    at_rest(place)
+    parent = child(place, session, *[0] * (level - 1))
+    assert settled(place, parent) == ["cancelled"]
+    given = [result for message in place.view(parent).messages for result in message.results]
+    assert sorted(result.code or "" for result in given) == ["", "SUBAGENT_FAILED"]
+    assert [end.outcome for end in place.view(child(place, session, 0, 0)).ended.values()] == ["cancelled"]
+    assert session.usage.delegated == delegated(place, session.id)
+    assert not await place.store(where).cancel(name)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("parent", ["parked", "at work"])
+async def test_a_parked_child_that_is_cancelled_is_not_asked_about_any_more(
+    place: Place, level: int, where: str, parent: str
+) -> None:
+    tree = Tree("leaf", free=False)
+    session = await place.one.create(tree.agent())
+    turn = await session.send("go", key="go")
+    await tree.bodies["root"].started.wait()
+    await tree.bodies["middle"].started.wait()
+    await place.until(lambda: bool(session.pending))
+    if parent == "parked":
+        for name in ("root", "middle"):
+            tree.bodies[name].release.set()
+        assert (await place.outcome(turn.wait())).parked
+    elif level == 1:
+        tree.bodies["middle"].release.set()
+        await settle()
+    (request,) = session.pending
+    assert await place.store(where).cancel(child(place, session, *[0] * level))
+    await place.until(lambda: not place.view(session.id).undecided, LEASE)
+    for name in ("root", "middle"):
+        tree.bodies[name].release.set()
+    await session.refresh()
+    assert session.pending == ()
+    if parent == "parked":
+        assert settled(place, child(place, session, *[0] * (level - 1))) == ["cancelled"]
+        with pytest.raises(Conflict):
+            await session.decide(approve(request))
+        await session.resume()
+        turn = await place.outcome(turn.next())
+    assert (await place.outcome(turn.wait())).text == "root is done"
+    await place.rests(session)
+    at_rest(place)
+    assert tree.bodies["leaf"].runs == 0
+    assert session.usage.delegated == delegated(place, session.id)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("policy", ["cancel", "interrupt"])
+async def test_a_parked_tree_ends_at_every_level(place: Place, policy: str, where: str) -> None:
+    tree = Tree("root middle leaf")
+    agent = tree.agent()
+    session = await place.one.create(agent)
+    turn = await session.send("go", key="go")
+    assert (await place.outcome(turn.wait())).parked
+    requests = session.pending
+    assert [request.path for request in requests] == [
+        ("root", "ask_middle", "ask_leaf"),
+        ("root", "ask_middle"),
+        ("root",),
+    ] or len(requests) == 3
+    theirs = session if where == "here" else await place.two.open(session.id, agent)
+    if policy == "cancel":
+        assert await theirs.cancel()
+        await place.rests(theirs)
+    else:
+        assert (await place.outcome((await theirs.send("now", policy="interrupt")).wait())).text == "root is done"
+        await place.rests(theirs)
+    at_rest(place)
+    why, code = ("cancel", "CANCELLED") if policy == "cancel" else ("interrupt", "INTERRUPTED")
+    root = place.view(session.id)
+    assert [r.decision.outcome for r in root.requests.values() if r.decision] == [why] * 3
+    await session.refresh()
+    assert [given for given, _ in results(session)][:2] == [code] * 2
+    for level in (1, 2):
+        view = place.view(child(place, session, *[0] * level))
+        assert [end.outcome for end in view.ended.values()] == ["parked", "cancelled"]
+        assert all(request.decision is not None for request in view.requests.values())
+    assert tree.bodies["leaf"].runs == tree.bodies["root"].runs == 0
+    assert session.usage.delegated == delegated(place, session.id)
+    for request in requests:
+        with pytest.raises(Conflict):
+            await place.one.decide(approve(request))
+
+
+async def test_a_child_that_waits_for_its_slot_is_never_made(place: Place) -> None:
+    body = Body()
+    pool = Pool(1)
+    worker = asks_once(call("act"), "worked")
+    wrapped = pool.wrap("ask", Agent(worker, name="worker", tools=[body.tool]), description="Asks.")
+    asked = calls(*[call("ask", prompt="x") for _ in range(3)])
+    session = await place.one.create(Agent(asks_once(asked, "root is done"), tools=[wrapped]))
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    assert await session.cancel()
+    assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+    await place.rests(session)
+    at_rest(place)
+    assert len(place.data._threads) == 2
+    assert settled(place, session.id) == ["cancelled"] * 3
+    assert len(worker.read) == 1
+    assert pool._slots.used == 0
+    body.release.set()
+    assert (await place.outcome(session.ask("x"))).text == "root is done"
+    assert len(place.data._threads) == 5
+
+
+async def test_a_tree_whose_owner_is_dead_ends_without_an_agent(place: Place) -> None:
+    tree = Tree(free=False)
+    name = await dies(place, tree.agent(), lambda: all(body.started.is_set() for body in tree.bodies.values()))
+    assert len(place.data._threads) == 3
+    assert await place.one.cancel(name)
+    await place.until(lambda: not place.view(name).unsettled)
+    at_rest(place)
+    session = await place.one.open(name)
+    assert session.usage.total == Usage(input_tokens=30, output_tokens=15)
+    assert [receipt.state for receipt in session.receipts] == ["cancelled"]
+
+
+@pytest.mark.parametrize("owner", ["one", "dead"])
+async def test_a_cancel_of_children_that_was_cut_short_is_brought_to_its_end_by_whoever_resumes(
+    place: Place, owner: str
+) -> None:
+    """The root's run has ended, the store was left, and its children are as they were."""
+    tree = Tree("leaf", free=False)
+    agent = tree.agent()
+    dead = place.another("dead", "d")
+    async with dead:
+        session = await dead.create(agent)
+        await session.send("go", key="go")
+        await place.until(lambda: all(tree.bodies[name].started.is_set() for name in ("root", "middle")))
+        await place.until(lambda: bool(session.pending))
+        live = session._live
+        live.runner = None
+        await live.command(lambda _: Plan(bodies=(Cancel(),), lease="mail"))
+        await live.command(lambda view: close_open(view, "seize"))
+        name = session.id
+    assert place.view(name).phase == "idle"
+    session = await place.one.open(name, agent)
+    await session.resume()
+    await place.rests(session)
+    at_rest(place)
+    assert session.pending == ()
+    assert session.usage.delegated == delegated(place, name)
+    await next_one_works(place, session)
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_a_cancel_that_races_a_settlement_of_any_instant_settles_it_once(where: str) -> None:
+    fates: set[str] = set()
+    for instant in range(-30, 20):
+        async with a_place() as place:
+            body, other = Body(), Body("other")
+            pool = Pool(1)
+            worker = Agent(asks_once(call("act"), "worked"), name="worker", tools=[body.tool])
+            root = asks_once(calls(call("ask", prompt="x"), call("other")), "root is done")
+            session = await place.one.create(
+                Agent(root, tools=[pool.wrap("ask", worker, description="Asks."), other.tool])
+            )
+            turn = await session.send("go", key="go")
+            await body.started.wait()
+            if instant >= 0:
+                body.release.set()
+            await ticks(instant)
+            cancelling = asyncio.ensure_future(place.store(where).cancel(session.id))
+            await ticks(-instant)
+            body.release.set()
+            assert await cancelling
+            assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+            await place.rests(session)
+            at_rest(place)
+            (receipt,) = session.receipts
+            fates.add(receipt.state)
+            assert receipt.usage == delegated(place, session.id)
+            ((code, _), (other_code, _)) = results(session)
+            assert other_code == "CANCELLED"
+            assert code in (None, "CANCELLED")
+            assert code is not None or receipt.state == "done"
+    assert fates == ({"done", "cancelled"} if where == "here" else {"done"})
