@@ -303,7 +303,9 @@ def _model_failed(state: State, given: ModelFailed) -> Effects:
         return ()
     if state.phase == "model":
         _spend(state, UNKNOWN_CALL)
-    return _fail(state, (), given.error)
+    results = _not_gone_on(given.open, "cancel")
+    facts = tuple([Finished(result=result, source="repair") for result in results])
+    return (*_tell(state, results), *_fail(state, facts, given.error))
 
 
 def _recorded(state: State) -> Effects:
@@ -575,10 +577,18 @@ def _cancelled(state: State, given: Cancelled) -> Effects:
     if given.model_in_flight or state.held is not None:
         _spend(state, UNKNOWN_CALL)
     step = state.step
-    results: list[ToolResult] = []
+    results = list(_not_gone_on(given.open, given.by)) if state.phase == "new" else []
     if step is not None:
         for call in step.open():
             started = bool(step.started >> step.places[call.id] & 1) and call.id not in given.untouched
             results.append(_texts.cancelled(call.id, started=started, by=given.by))
     facts = tuple(Finished(result=result, source=given.by) for result in results)
     return (*_tell(state, tuple(results)), *_finish(state, facts, Ended(outcome="cancelled", usage=state.extra)))
+
+
+def _not_gone_on(calls: tuple[OpenCall, ...], by: Literal["cancel", "interrupt"]) -> tuple[ToolResult, ...]:
+    """For the open calls of a run that was to go on with them, and ends before that."""
+    return tuple(
+        _texts.cancelled(call.plan.call.id, started=call.delegated or (call.started > 0 and not call.fresh), by=by)
+        for call in calls
+    )

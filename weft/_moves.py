@@ -212,6 +212,8 @@ class ModelFailed:
     """The model call failed, or could not be prepared. Nothing of it enters the transcript."""
 
     error: ErrorInfo
+    open: tuple[OpenCall, ...] = ()
+    """As in `Cancelled`."""
 
 
 @value
@@ -288,6 +290,8 @@ class Cancelled:
     model_in_flight: bool = False
     untouched: frozenset[str] = frozenset()
     """The calls of which it is known that no body was ever entered, although a start may have been recorded."""
+    open: tuple[OpenCall, ...] = ()
+    """The open calls that the run was to begin with, where it has not begun."""
 
 
 Input: TypeAlias = (

@@ -37,6 +37,7 @@ from weft._moves import (
     Input,
     Joined,
     ModelFailed,
+    OpenCall,
     Plan,
     Ready,
     Record,
@@ -113,6 +114,7 @@ class RunLoop:
         "_inputs",
         "_instructions",
         "_interruptible",
+        "_open",
         "_parsed",
         "_place",
         "_recorder",
@@ -175,6 +177,8 @@ class RunLoop:
         self._worked = worked
         """Seconds at work in earlier turns of the run."""
         self._instructions: str | None = None
+        self._open: tuple[OpenCall, ...] = ()
+        """What it was to begin with."""
         self._since: list[_Since] = []
         self._settled: asyncio.Future[None] | None = None
         self._inputs: list[Input] = []
@@ -337,6 +341,7 @@ class RunLoop:
 
         Cancelling the task from outside ends the run here and leaves as `CancelledError`.
         """
+        self._open = begin.open
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         timer = self._clocked()
@@ -383,7 +388,7 @@ class RunLoop:
         text = await contain("model", call_user_code(wanted))
         if isinstance(text, Contained):
             self.cause = text.cause
-            self.feed(ModelFailed(error=_broken("instructions", text.cause)))
+            self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
         else:
             self._begin(begin, clean_text(str(text)))
 
@@ -451,7 +456,7 @@ class RunLoop:
             self.feed(self._cancelled("cancel"))
 
     def _cancelled(self, by: Ending) -> Cancelled:
-        return Cancelled(by=by, model_in_flight=self._in_flight, untouched=frozenset(self._ahead))
+        return Cancelled(by=by, model_in_flight=self._in_flight, untouched=frozenset(self._ahead), open=self._open)
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:

@@ -23,7 +23,7 @@ from weft.messages import Usage
 from weft.testing.clock import CountingIds, ManualClock
 from weft.thread._codec import decode_lines
 from weft.thread._view import View, fold
-from weft.thread.entries import Decision, Entry, Header, ToolsStarted, TurnStarted
+from weft.thread.entries import Decision, Entry, Header, Inbox, Said, ToolsStarted, TurnStarted
 from weft.thread.memory import Memory, MemoryStore
 from weft.thread.openstore import OpenStore
 from weft.thread.store import Appended, Head, Index, LeaseChange
@@ -267,7 +267,7 @@ async def crash_points(
         scenario: Called with a `Kit`; it must go on with what it finds.
         check: Your own promises, checked after each run on top of the general ones: each call has one
             result, bodies ran at most once, what was reported as spent is equal, receipts are settled,
-            decisions are spent once, nothing is leased.
+            decisions are spent once, accepted input is delivered once or dropped, nothing is leased.
         crashes: With 2, every boundary of each run after a crash is a crash as well: many more runs.
 
     Raises:
@@ -330,10 +330,11 @@ def _check(kit: Kit, spent: Usage, *, crashes: int) -> None:
         view = fold(header, entries)
         _check_thread(kit, name, view)
         _check_decisions(name, entries)
+        _check_input(name, entries)
         _check_starts(name, entries)
     total = _spent(kit)
     lost = crashes * len(kit.data._threads)  # each crash may cut one model call of each thread
-    if replace(total, unknown=0) != replace(spent, unknown=0) or total.unknown > lost:
+    if replace(total, unknown=0) != replace(spent, unknown=0) or total.unknown > spent.unknown + lost:
         raise CrashFailed(f"spent {total}, without a crash {spent}")
 
 
@@ -357,6 +358,21 @@ def _check_decisions(name: str, entries: Sequence[Entry]) -> None:
     decided = Counter(e.body.request for e in entries if isinstance(e.body, Decision))
     if twice or any(times > 1 for times in decided.values()):
         raise CrashFailed(f"thread {name!r}: decisions are spent, or made, more than once")
+
+
+def _check_input(name: str, entries: Sequence[Entry]) -> None:
+    """What was accepted is delivered once or dropped, and a key brings one message."""
+    said = [e.body for e in entries if isinstance(e.body, Said)]
+    inbox = [e for e in entries if isinstance(e.body, Inbox)]
+    accepted = {e.id: e.body for e in inbox if isinstance(e.body, Inbox) and e.body.state == "accepted"}
+    dropped = [e.body.item for e in inbox if isinstance(e.body, Inbox) and e.body.state == "dropped"]
+    fates = Counter([*(body.item for body in said if body.item is not None), *dropped])
+    if fates != Counter(list(accepted)):
+        raise CrashFailed(f"thread {name!r}: of accepted input {tuple(accepted)} became {dict(fates)}")
+    first = [body.key for body in said if body.item is None]
+    keys = Counter(key for key in (*first, *(body.key for body in accepted.values())) if key is not None)
+    if any(times > 1 for times in keys.values()):
+        raise CrashFailed(f"thread {name!r}: a key has brought a message more than once: {dict(keys)}")
 
 
 def _check_starts(name: str, entries: Sequence[Entry]) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakMethod
 
 from weft._agent import Agent, empty_context, narrower
 from weft._compaction import Compaction
@@ -94,6 +95,8 @@ class Actor:
         self.live = live
         self.agent = agent
         live.output = agent._output
+        if parent is None:
+            live.keeper = WeakMethod(self._go_on_quietly)
         self.deps = deps
         self.parent = parent
         self._delegate = delegate

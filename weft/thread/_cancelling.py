@@ -40,7 +40,10 @@ async def cancel(live: Live, turn: str | None = None) -> bool:
     except Locked:  # somebody has claimed the parked run just now
         await live.refresh()
         plan = await live.command(decide)
-    see_to(live)
+    if plan is None:
+        see_to(live)
+    else:
+        world.spawn(_see_to(live), name=f"weft cancel {live.id}")
     return plan is not None
 
 
@@ -55,6 +58,14 @@ async def _see_to(live: Live) -> None:
     outcome = await contain("child", end(live))
     if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):
         live.world.report(live.id, outcome.cause)
+    await _go_on(live)
+
+
+async def _go_on(live: Live) -> None:
+    """Run what waits, where the session is open here with an agent."""
+    keep = None if live.keeper is None else live.keeper()
+    if keep is not None and live.view.run is None and live.view.queue:
+        await keep()
 
 
 async def end(live: Live) -> None:
@@ -69,6 +80,22 @@ async def end(live: Live) -> None:
     while live.view.orphans():
         for receipt in live.view.orphans():
             await _end_child(live, receipt)
+    await _tell_parent(live)
+
+
+async def _tell_parent(live: Live) -> None:
+    """Settle the receipt of a child that was cancelled by itself, where its parent's run waits for it."""
+    header, view = live.view.header, live.view
+    end = next(reversed(view.ended.values()), None)
+    if header.parent is None or view.run is not None or end is None or end.outcome != "cancelled":
+        return
+    parent = await live.world.live(header.parent).open()
+    await parent.refresh()
+    run = parent.view.run
+    call = None if run is None else run.calls.get(header.call or "")
+    if call is not None and call.receipt is not None and parent.view.receipts[call.receipt].settled is None:
+        settled = _receipts.settlement(call.receipt, end, view, RESULT_CAP)
+        await settle(parent, settled, tuple(view.requests))
 
 
 async def _close_parked(live: Live) -> None:

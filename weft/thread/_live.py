@@ -8,6 +8,7 @@ with nothing in flight. The view changes only by folding what the store accepted
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -142,6 +143,8 @@ class Live:
         self.runner: Runner | None = None
         self.output: Output | None = None
         """What the answers of the agent are that has last opened the thread here."""
+        self.keeper: weakref.WeakMethod[Callable[[], Coroutine[Any, Any, None]]] | None = None
+        """Goes on with what waits, where the session is open here with an agent."""
         self.context: Context | None = None
         """The context in which the present run was sent; its resumes and children run in copies of it."""
         self.contexts: dict[str, Context] = {}
