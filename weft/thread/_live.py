@@ -189,6 +189,11 @@ class Live:
         """Whether there is a view."""
         return self._view is not None
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is read or written here: it was deleted, or cannot be read, or the store was left."""
+        return self._closed is not None
+
     # -- opening
 
     async def open(self) -> Live:
@@ -252,6 +257,11 @@ class Live:
             The header's line, and a future of the one that the store keeps: another one if the thread was
             there already; then what is here must be forgotten.
         """
+        line, created = self._begin(header)
+        created.add_done_callback(partial(self._created, header, line))
+        return line, created
+
+    def _begin(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
         line = header_line(header)
         self._view = View(header)
         self.head = Head(1, digest_line(line))
@@ -259,20 +269,24 @@ class Live:
         return line, self.world.store.create(self.id, line, first_index(header))
 
     async def make(self, header: Header, *, new: bool) -> None:
-        """Make the thread durably; unless it is `new`, it may be there already, and is then opened.
+        """Make the thread durably; unless it is `new`, somebody else may just have made it: then it is opened.
 
         Raises:
             StoreFailed: The store could not write.
         """
         if new:
-            await self.found(header)[1]
-            return
-        try:
-            await self.open()
-        except NotFound:
+            line, created = self._begin(header)
+        else:
             line = header_line(header)
-            await self.world.store.create(self.id, line, first_index(header))
-            await self.open()
+            created = self.world.store.create(self.id, line, first_index(header))
+        await created
+        self._created(header, line, created)
+        await self.open()
+
+    def _created(self, header: Header, line: bytes, created: asyncio.Future[bytes]) -> None:
+        if not created.cancelled() and created.exception() is None and created.result() == line:
+            time = round(header.created, 6)  # as the line keeps it
+            self.world.committed(self.id, [Entry(position=0, id=self.id, parent=None, time=time, body=header)])
 
     def log_of(self, turn: str, kept: TurnLog | None = None) -> TurnLog | None:
         """What this process saw of a turn, by the latest log or by the one that a handle has kept."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft._repair import Transcript
-from weft.errors import Conflict, Corrupt, NewerFormat
+from weft.errors import Conflict, Corrupt, NewerFormat, NotFound
 from weft.thread import _branches
 from weft.thread._codec import decode_line, decode_lines, digest_line, previous_of
 from weft.thread._live import Live, World
@@ -138,12 +138,23 @@ async def restore(world: World, text: str) -> tuple[str, ...]:
     for lines in _threads(text):
         header, entries = _checked(lines)
         view = fold(header, entries)
+        new = not await _is_there(world, header.thread)
         kept = await world.store.create(header.thread, lines[0], view.index, lines[1:])
         head = (await world.store.load(header.thread, len(lines))).head
         if kept != lines[0] or head != Head(len(lines), digest_line(lines[-1])):
             raise Conflict(f"thread {header.thread!r} is in the store already, and differs; delete it first")
+        if new:
+            world.committed(header.thread, decode_lines(lines, header.thread, 0))
         made.append(header.thread)
     return tuple(made)
+
+
+async def _is_there(world: World, thread: str) -> bool:
+    try:
+        await world.store.load(thread, 2**40)
+    except NotFound:
+        return False
+    return True
 
 
 def _threads(text: str) -> list[list[bytes]]:
@@ -198,6 +209,7 @@ async def _make(  # as for `_branches.copy`
     now = await world.store.now()
     made = _branches.copy(view, path, lines, header, head, how=how, new=world.ids.new, owner=world.store.owner, now=now)
     await world.store.create(header.thread, made.lines[0], made.index, made.lines[1:])
+    world.committed(header.thread, decode_lines(made.lines, header.thread, 0))
 
 
 async def salvage(world: World, thread: str) -> Salvaged:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from weft._agent import Agent, check_allowed, narrower, permissions
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
-from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, WeftError, WrongCall
+from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, Stale, WeftError, WrongCall
 from weft.messages import clean_text
 from weft.thread import _approvals, _cancelling, _upkeep, entries
 from weft.thread._actor import Actor
@@ -172,9 +172,9 @@ class OpenStore:
     # -- for actors and live threads
 
     def live(self, thread: str) -> Live:
-        """The live thread of this id; not yet loaded, perhaps."""
+        """The live thread of this id; not yet loaded, perhaps. One that was closed is never used again."""
         found = self._lives.get(thread)
-        if found is None:
+        if found is None or found.closed:
             found = self._lives[thread] = Live(self, thread)
         return found
 
@@ -271,9 +271,30 @@ class OpenStore:
             allow=None if allowed is None else tuple(sorted(allowed)),
             expires=expires,
         )
-        live = self.live(thread)
-        await live.make(header, new=key is None)
+        live = await self._make(header, new=key is None)
         return Session(self, live, Actor(self, live, agent, deps))
+
+    async def _make(self, header: Header, *, new: bool) -> Live:
+        """The live thread with this header; one that is there already, unless it is `new`."""
+        if not new:
+            with suppress(NotFound):
+                return await self._as_it_is(header.thread)
+        live = self.live(header.thread)
+        await live.make(header, new=new)
+        return live
+
+    async def _as_it_is(self, thread: str) -> Live:
+        """The live thread as the store has it now, also where it was deleted, and made again, elsewhere.
+
+        Raises:
+            NotFound: No thread has this id.
+        """
+        live = self.live(thread)
+        if live.loaded:
+            with suppress(NotFound):  # then it is closed, and `live` gives another one
+                await live.refresh()
+                return live
+        return await self.live(thread).open()
 
     @overload
     async def open(self, session: str) -> Session[str]: ...
@@ -297,11 +318,7 @@ class OpenStore:
         self.check_open()
         if agent is not None:
             agent._check_deps(deps)
-        live = self.live(session)
-        fresh = not live.loaded
-        await live.open()
-        if not fresh:
-            await live.refresh()
+        live = await self._as_it_is(session)
         return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
 
     async def handle(self, session: str, like: Actor | None) -> Session[Any]:
@@ -430,7 +447,12 @@ class OpenStore:
             children: Children as well.
             after: The `cursor` of the last one of the page before.
             limit: At most so many; None is all there are.
+
+        Raises:
+            WrongCall: The limit is less than 0, or the metadata are not strings by strings.
         """
+        if limit is not None and limit < 0:
+            raise WrongCall(f"limit is 0 or more, or None for all there are; not {limit}")
         query = Query(
             kind=kind,
             name=name,
@@ -465,19 +487,25 @@ class OpenStore:
                 Some of them may be gone by then.
         """
         self.check_open()
-        live = await self.live(thread).open()
-        await live.refresh()
-        if live.view.unsettled and not children:
-            raise Busy(f"thread {thread!r} has delegations that are not settled; see children=True")
         if children:
             async for child in self.list(kind=None, parent=thread):
                 await self.delete(child.thread, children=True)
+        while not await self._delete(thread, children=children):
+            pass
+
+    async def _delete(self, thread: str, *, children: bool) -> bool:
+        """Delete this thread as it is; False where it has moved on meanwhile."""
+        live = await self._as_it_is(thread)
+        if live.view.unsettled and not children:
+            raise Busy(f"thread {thread!r} has delegations that are not settled; see children=True")
         try:
             await self.store.delete(thread, live.head)
+        except Stale:
+            return False
         except Locked:
             raise Busy(f"thread {thread!r} runs a turn") from None
         live.close(NotFound(thread))
-        self._lives.pop(thread, None)
+        return True
 
     # -- upkeep
 
@@ -539,7 +567,7 @@ class OpenStore:
         return await _upkeep.salvage(self, thread)
 
     def observe(self, observer: Callable[[str, Entry], None]) -> None:
-        """Call `observer(thread, entry)` for every entry that this process commits, after the commit.
+        """Call `observer(thread, entry)` for every entry that this process commits, a header too, after the commit.
 
         What it raises is contained.
         """

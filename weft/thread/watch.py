@@ -44,4 +44,5 @@ class Watch:
         while self.live.head.count <= self._next:
             await self.live.changed()
         lines = await self.live.lines(self._next)
-        self._ready.extend(decode_lines(lines, self.live.id, self._next))
+        known = self.live.head.count - self._next  # others may have written more, of which the view says nothing yet
+        self._ready.extend(decode_lines(lines[:known], self.live.id, self._next))
