@@ -21,6 +21,7 @@ from weft.thread import OpenStore, open_store
 
 SIZES = (2_000, 10_000)
 """Messages."""
+TIMES = 9
 PASSES = 3
 """Of `json.loads` in each run; the quickest counts."""
 
@@ -41,7 +42,7 @@ def measure(sizes: Sequence[int] = SIZES) -> Iterator[str]:
     for messages in sizes:
         with _stored(messages) as kept:
             params = {"messages": messages, "store": "sqlite FULL"}
-            yield line("reopen", params, repeat(partial(_run, kept), disk=True))
+            yield line("reopen", params, repeat(partial(_run, kept), times=TIMES, disk=True))
             yield line("reopen_pause", params, repeat(partial(_watch, kept), disk=True))
 
 

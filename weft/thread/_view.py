@@ -543,8 +543,9 @@ def _turn_ended(view: View, entry: Entry, body: TurnEnded) -> None:
     if run is None:
         return
     run.worked += max(entry.time - run.began, 0.0)
-    run.usage += body.usage
-    view.turns += body.usage
+    if body.usage != NO_USAGE:
+        run.usage += body.usage
+        view.turns += body.usage
     view.ended[body.turn] = EndView(
         run=run.run,
         outcome=body.outcome,
