@@ -242,6 +242,8 @@ def _replayed(entries: list[Entry]) -> View:
             assert entry.parent == view.leaf, f"{entry} has an old parent"
         if isinstance(body, TurnStarted):
             may = {"recover": "open", "resume": "parked", "cancel": "parked"}.get(body.cause, "idle")
+            if body.cause == "cancel" and header.parent is not None and not view.started_at:
+                may = "idle"  # a child that is not to begin
             assert view.phase == may, f"{entry} in {view.phase}"
             assert body.cause != "resume" or (run is not None and run.cancelled is None), "a cancelled run resumed"
         elif isinstance(body, Said | CallResult | TurnEnded):

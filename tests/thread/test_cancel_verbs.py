@@ -167,7 +167,6 @@ def begins_a_child(place: Place) -> bool:
     return head.count == 1 and place.view(thread).header.parent is not None
 
 
-@pytest.mark.xfail(strict=True, reason="nothing in a child that has not begun says that nobody waits for it any more")
 async def test_a_child_that_an_owner_begins_too_late_asks_no_model() -> None:
     """The owner stalls after it has accepted the receipt; the tree is ended without it; then it wakes."""
     async with a_place() as place:

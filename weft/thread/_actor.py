@@ -469,21 +469,8 @@ class Actor:
         await slot.take()
         if self.parent is not None and self.parent._is_over(receipt):
             return
-        accepted = receipt.accepted
         allow = narrower(self.agent.allow, parent.permissions)
-        header = Header(
-            thread=self.live.id,
-            kind="session",
-            name=self.agent.name,
-            created=self.place.clock.now(),
-            parent=parent.thread,
-            root=parent.root,
-            depth=parent.depth + 1,
-            path=(*parent.path, accepted.wrap or ""),
-            call=accepted.call,
-            allow=None if allow is None else tuple(sorted(allow)),
-            expires=parent.expires,
-        )
+        header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
         self.live.context = copy_context()
         line, created = self.live.found(header)
         try:
@@ -492,15 +479,16 @@ class Actor:
             created.add_done_callback(_read)  # it fails the same way
             raise
         kept = await contain("child", created)
+        if isinstance(kept, bytes) and kept != line:  # somebody else has made it, or has ended it before it began
+            self.live.forget()
+            await self.live.open()
+            slot.hand_back()
+            return
         for failed in (kept, plan):  # the first is why the second failed
             if isinstance(failed, Contained):
                 self.live.forget()
                 raise failed.cause
-        if kept != line:
-            self.live.forget()
-            await self.live.open()
-            slot.hand_back()
-        elif isinstance(plan, Plan):
+        if isinstance(plan, Plan):
             await self._run_here(plan, {}, slot)
 
     async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:

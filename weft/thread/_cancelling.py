@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 from weft._contain import Contained, contain
@@ -10,7 +11,7 @@ from weft.errors import Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
 from weft.thread._live import Live
 from weft.thread._turns import Plan
-from weft.thread._view import ReceiptView, View
+from weft.thread._view import ReceiptView, View, first_index
 from weft.thread.entries import Receipt
 
 
@@ -70,16 +71,17 @@ async def _go_on(live: Live) -> None:
 
 async def end(live: Live) -> None:
     """Bring a cancelled run to its end, and settle the children that it leaves behind."""
+    seized = False
     while (run := live.view.run) is not None and run.cancelled is not None:
         if live.runner is not None:
             await live.changed()
         elif run.parked:
             await _close_parked(live)
         else:
-            await _end_elsewhere(live, run.run)
+            seized = await _end_elsewhere(live, run.run) or seized
     while live.view.orphans():
         for receipt in live.view.orphans():
-            await _end_child(live, receipt)
+            await _end_child(live, receipt, seized=seized)
     await _tell_parent(live)
 
 
@@ -107,8 +109,12 @@ async def _close_parked(live: Live) -> None:
         await live.changed()
 
 
-async def _end_elsewhere(live: Live, run: str) -> None:
-    """Give the owner one renewal's period to end the run; then end it here. A dead owner gets none."""
+async def _end_elsewhere(live: Live, run: str) -> bool:
+    """Give the owner one renewal's period to end the run; then end it here. A dead owner gets none.
+
+    Returns:
+        Whether the run was taken from an owner that may be alive, and late.
+    """
     world = live.world
     over = world.clock.monotonic() + world.store.ttl / 3
     timer = world.clock.deadline(world.store.ttl / 3, live.wake)
@@ -118,16 +124,16 @@ async def _end_elsewhere(live: Live, run: str) -> None:
             await live.changed()
     finally:
         timer.cancel()
-    if _runs_elsewhere(live, run):
-        await _take_over(live)
+    return _runs_elsewhere(live, run) and await _take_over(live)
 
 
-async def _take_over(live: Live) -> None:
+async def _take_over(live: Live) -> bool:
     lease: Literal["claim_once", "seize"] = "seize" if live.lease.live else "claim_once"
     try:
         await live.command(lambda view: _turns.close_open(view, lease))
     except Locked:  # somebody recovers it just now, and ends it as cancelled
         await live.changed()
+    return lease == "seize"
 
 
 def _runs_elsewhere(live: Live, run: str) -> bool:
@@ -135,10 +141,12 @@ def _runs_elsewhere(live: Live, run: str) -> bool:
     return live.runner is None and now is not None and now.run == run and not now.parked
 
 
-async def _end_child(live: Live, receipt: ReceiptView) -> None:
+async def _end_child(live: Live, receipt: ReceiptView, *, seized: bool) -> None:
     """Cancel the child, its own children first, and settle its receipt with what it has spent."""
     settled = _receipts.cancelled(receipt.id)
     child = live.world.live(receipt.accepted.child or "")
+    if seized:
+        await _never_begins(live, receipt, child)
     try:
         await child.open()
         await cancel(child)
@@ -151,6 +159,22 @@ async def _end_child(live: Live, receipt: ReceiptView) -> None:
             last = next(reversed(child.view.ended.values()))
             settled = _receipts.settlement(receipt.id, last, child.view, RESULT_CAP)
     await settle(live, settled, tuple(child.view.requests) if child.loaded else ())
+
+
+async def _never_begins(live: Live, receipt: ReceiptView, child: Live) -> None:
+    """End a child that has not begun, and make it if it is not there: whoever is late with it finds it ended."""
+    world = live.world
+    started, ended = world.ids.new(), world.ids.new()
+    owner = world.store.owner
+    try:
+        await child.open()
+    except NotFound:
+        header = _receipts.child_header(live.view.header, receipt, live.view.header.permissions, world.clock.now())
+        first, *more = _receipts.never_began(header, owner=owner, names=(started, ended))
+        await world.store.create(child.id, first, first_index(header), more)
+        await child.open()
+    with suppress(Locked):  # it has just begun
+        await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=started))
 
 
 async def settle(live: Live, settled: Receipt, asked: tuple[str, ...]) -> None:

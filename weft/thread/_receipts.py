@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft._texts import capped
 from weft.messages import Usage
 from weft.thread import entries
+from weft.thread._codec import chain, digest_line, encode_body, header_line
 from weft.thread._turns import Plan, resume
+from weft.thread._turns import never_began as _never_began
 from weft.thread._turns import retract as _denials
 from weft.thread._view import EndView, ReceiptView, View
 
@@ -71,6 +73,42 @@ def derived(one: str, other: str) -> str:
     """A thread id that these two texts determine."""
     digest = hashlib.sha256(f"{one}\n{other}".encode()).digest()[:16]
     return urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+def child_header(
+    parent: entries.Header, receipt: ReceiptView, allow: frozenset[str] | None, created: float
+) -> entries.Header:
+    """The first line of a receipt's child."""
+    accepted = receipt.accepted
+    return entries.Header(
+        thread=accepted.child or "",
+        kind="session",
+        name=accepted.agent or "",
+        created=created,
+        parent=parent.thread,
+        root=parent.root,
+        depth=parent.depth + 1,
+        path=(*parent.path, accepted.wrap or ""),
+        call=accepted.call,
+        allow=None if allow is None else tuple(sorted(allow)),
+        expires=parent.expires,
+    )
+
+
+def never_began(header: entries.Header, *, owner: str, names: Sequence[str]) -> list[bytes]:
+    """The lines of a child that was cancelled before it was made: whoever makes it late finds it ended.
+
+    Args:
+        header: The child's.
+        owner: Who cancels it.
+        names: Fresh ids for two entries: the turn that begins and its end.
+    """
+    line, bodies = header_line(header), _never_began(owner, names[0])
+    made = [
+        entries.Entry(position=place, id=name, parent=None, time=header.created, body=body)
+        for place, (name, body) in enumerate(zip(names, bodies, strict=True), 1)
+    ]
+    return [line, *chain(made, map(encode_body, bodies), entries.Head(1, digest_line(line)))[0]]
 
 
 def cancelled(receipt: str) -> entries.Receipt:

@@ -210,6 +210,18 @@ def _spent_by_closing(view: View, denials: tuple[Decision, ...]) -> tuple[str, .
     return (*earlier, *(decision.id for decision in denials if decision.request in asked))
 
 
+def never_begin(view: View, *, owner: str, fresh: str) -> Plan | None:
+    """End a child that has not begun; None where it has, or is over."""
+    if view.run is not None or view.ended:
+        return None
+    return Plan(bodies=never_began(owner, fresh), lease="claim_once", turn=fresh)
+
+
+def never_began(owner: str, fresh: str) -> tuple[Body, ...]:
+    """A turn that is cancelled before anything is asked."""
+    return (started("cancel", owner, Limits()), TurnEnded(turn=fresh, outcome="cancelled"))
+
+
 def close_open(view: View, lease: Literal["claim_once", "seize"]) -> Plan | None:
     """End an open run that is cancelled, without its owner: a function of the view, which needs no agent."""
     run = view.run
