@@ -203,8 +203,6 @@ async def test_an_owner_that_stalls_at_any_append_is_ended_without_it_and_is_ref
             turn = await session.send("go", key="go")
             await settle()
             stalled = place.disk.shut
-            if stalled and begins_a_child(place):
-                continue
             theirs = await place.two.open(session.id, agent)
             was_open = theirs._live.view.phase == "open"
             assert await theirs.cancel() == (stalled or bool(gated))
