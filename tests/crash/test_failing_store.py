@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.crash.test_crash_inbox import SCENARIOS as INBOX
 from tests.crash.test_crash_points import SCENARIOS
 from weft.errors import StoreFailed
 from weft.testing.clock import CountingIds
@@ -76,7 +77,7 @@ async def run(kit: Kit, scenario: Callable[[Kit], Awaitable[None]]) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, 6], ids=["once", "for a while"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *(scenario for scenario, _ in INBOX)])
 async def test_an_append_that_is_refused_loses_nothing(scenario: Callable[[Kit], Awaitable[None]], times: int) -> None:
     whole = FailKit()
     assert await run(whole, scenario)

@@ -27,7 +27,7 @@ from weft.errors import Busy, Changed, Closed, Locked, NotFound, TryAgain, WeftE
 from weft.events import TurnStarted
 from weft.messages import Message
 from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _turns, entries
-from weft.thread._live import Live, TurnLog
+from weft.thread._live import FIRST_PAUSE, LONGEST_PAUSE, Live, TurnLog, persisting
 from weft.thread._room import ask_alone, shorter
 from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turns import Plan
@@ -35,10 +35,6 @@ from weft.thread._view import CallView, ReceiptView, View
 from weft.thread.entries import Header
 from weft.thread.store import Store
 from weft.thread.turn import Turn
-
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 5.0
-"""Seconds until a child that a full disk or another owner stands in the way of is tried again."""
 
 
 class Place(Protocol):
@@ -254,7 +250,7 @@ class Actor:
     # -- going on
 
     async def _go_on_quietly(self) -> None:
-        outcome = await contain("root", self.go_on())
+        outcome = await persisting(self.place.clock, "root", self.go_on)
         if isinstance(outcome, Contained) and not isinstance(outcome.cause, Locked | Closed):
             self.place.report(self.live.id, outcome.cause)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
-from weft._contain import Contained, contain
+from weft._contain import Contained
 from weft._texts import RESULT_CAP
 from weft.errors import Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
-from weft.thread._live import Live
+from weft.thread._live import Live, persisting
 from weft.thread._turns import Plan
 from weft.thread._view import ReceiptView, View, first_index
 from weft.thread.entries import Receipt
@@ -56,7 +57,7 @@ def see_to(live: Live) -> None:
 
 
 async def _see_to(live: Live) -> None:
-    outcome = await contain("child", end(live))
+    outcome = await persisting(live.world.clock, "child", partial(end, live))
     if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):
         live.world.report(live.id, outcome.cause)
     await _go_on(live)

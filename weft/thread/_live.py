@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from weft._contain import Contained, contain_call
+from weft._contain import Boundary, Contained, contain, contain_call
 from weft._log import EventLog
 from weft._output import Output
 from weft._ports import Clock, Ids
@@ -45,6 +45,9 @@ POLL = 0.2
 """Seconds between looks at a thread that another process may write."""
 SLICE = 256
 """Lines that are decoded before the loop gets its turn."""
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 5.0
+"""Seconds until what is done in the background is tried again, where the disk or another owner stands in the way."""
 RETRIES = (0.01, 0.1, 0.5)
 """Seconds to wait before a turn's record that the disk refused is tried again."""
 ACT = 0.8
@@ -715,6 +718,17 @@ class Live:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(cause)
+
+
+async def persisting(clock: Clock, boundary: Boundary, work: Callable[[], Coroutine[Any, Any, T]]) -> T | Contained:
+    """What the work gives, or fails with; again, after a while, where it was only that the disk refused."""
+    pause = FIRST_PAUSE
+    outcome = await contain(boundary, work())
+    while isinstance(outcome, Contained) and isinstance(outcome.cause, StoreFailed):
+        await clock.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+        outcome = await contain(boundary, work())
+    return outcome
 
 
 def _read(waiter: asyncio.Future[Plan | None]) -> None:
