@@ -32,7 +32,8 @@ class Compaction:
         window: Tokens that the model can read and write; absent: what the model says of itself. Where neither is known,
             only the provider's error makes it shorter.
         reserve: Tokens that are kept free for the reply; a quarter of the window at most.
-        keep: Tokens at the end that stay as they are; half of the room at most.
+        keep: Tokens at the end that stay as they are; half of the room at most, of which instructions and tools take
+            their part. The last message stays whatever its size, and with its calls what they gave.
         summarizer: The model that writes summaries; absent: the agent's own.
         counter: Counts tokens; absent: a quarter of the bytes.
 
@@ -98,7 +99,7 @@ def cut(messages: Sequence[Message], used: int, room: Room, tokens: TokenCounter
         summarized: The first message is an earlier summary.
     """
     sizes = [tokens.count_message(message) for message in messages]
-    place = _place(messages, sizes, room.keep)
+    place = _place(messages, sizes, _kept(room, used - sum(sizes)))
     if place is None or place <= summarized:
         return None
     freed = sum(_freed(message, tokens) for message in messages[:place])
@@ -107,8 +108,19 @@ def cut(messages: Sequence[Message], used: int, room: Room, tokens: TokenCounter
     return Cut(place, trims=False, before=used, after=max(used - sum(sizes[:place]), 0))
 
 
+def _kept(room: Room, besides: int) -> int:
+    """What may stay as it is: half of what instructions, tools and the like leave of the room, at most."""
+    left = None if room.most is None else room.most - max(besides, 0)
+    return room.keep if left is None or left <= 0 else min(room.keep, left // 2)
+
+
 def _place(messages: Sequence[Message], sizes: Sequence[int], keep: int) -> int | None:
-    """The first user or assistant message from which on no more than `keep` follows; the last one in any case."""
+    """The first user or assistant message from which on no more than `keep` follows, or else the last one.
+
+    None where all of it is no more than that, or where there is no such message but the first.
+    """
+    if sum(sizes) <= keep:
+        return None
     found: int | None = None
     left = keep
     for place in range(len(messages) - 1, 0, -1):
@@ -122,7 +134,8 @@ def _place(messages: Sequence[Message], sizes: Sequence[int], keep: int) -> int 
 
 def _freed(message: Message, tokens: TokenCounter) -> int:
     stub = tokens.count(_texts.LEFT_OUT)
-    return sum(max(tokens.count(result.content) - stub, 0) for result in message.results)
+    long = (result.content for result in message.results if len(result.content) > len(_texts.LEFT_OUT))
+    return sum(max(tokens.count(content) - stub, 0) for content in long)
 
 
 def as_text(messages: Sequence[Message]) -> str:
