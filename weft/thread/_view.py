@@ -507,16 +507,17 @@ def _turn_started(view: View, entry: Entry, body: TurnStarted) -> None:
         if decision is not None and decision.request in view.requests:
             view.requests[decision.request].spent = True
     if run is None or body.run is None:
+        limits = body.limits
         view.run = RunView(
             run=body.run or entry.id,
             turn=entry.id,
             cause=body.cause,
             parked=False,
             owner=body.owner,
-            limits=body.limits,
+            limits=limits,
             began=entry.time,
         )
-        view.limits = body.limits
+        view.limits = limits
         _take_boundary(view, view.run)
         return
     run.began = entry.time
