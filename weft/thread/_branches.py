@@ -9,7 +9,7 @@ from weft import _texts
 from weft.errors import Busy, WrongCall
 from weft.thread._codec import chain, digest_line, encode_body, header_line, rewrap
 from weft.thread._turns import Plan, as_body, started
-from weft.thread._view import Node, View, first_index, next_index, read
+from weft.thread._view import View, first_index, next_index, read
 from weft.thread.entries import (
     Body,
     CallResult,
@@ -59,7 +59,7 @@ def check_idle(view: View) -> None:
 
 
 def boundary(  # what a turn is made of
-    view: View, path: Sequence[tuple[str, Node]], header: Header, *, cause: str, owner: str, fresh: str, now: float
+    view: View, path: Sequence[Entry], header: Header, *, cause: str, owner: str, fresh: str, now: float
 ) -> tuple[Body, ...]:
     """What has to be written where calls are open at the end of a path; nothing where nobody was asked about them.
 
@@ -161,7 +161,7 @@ def _added(  # noqa: PLR0913  # as for `copy`
     """The entries after those that are copied: the title, and what is asked again."""
     fresh = new()
     title: tuple[Body, ...] = () if view.index.title is None else (Info(title=view.index.title),)
-    nodes = [(name, view.tree[name]) for name in path]
+    nodes = [view.tree[name] for name in path]
     leaf = path[-1] if path else None
     bodies = (*title, *boundary(view, nodes, header, cause=how, owner=owner, fresh=fresh, now=now))
     entries: list[Entry] = []

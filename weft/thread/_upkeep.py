@@ -192,7 +192,7 @@ async def fork(live: Live, leaf: str | None, header: Header) -> None:
     loaded = await world.store.load(live.id)
     entries = decode_lines(loaded.lines, live.id, 0)
     lines = {entry.id: (entry.position, line) for entry, line in zip(entries, loaded.lines, strict=True)}
-    path = [name for name, _ in live.view.path(leaf)]
+    path = [entry.id for entry in live.view.path(leaf)]
     await _make(world, live.view, path, lines, header, loaded.head, how="fork")
 
 

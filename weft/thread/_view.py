@@ -115,13 +115,6 @@ class EndView:
     """What had been said by then."""
 
 
-class Node(NamedTuple):
-    """An entry of the tree."""
-
-    parent: str | None
-    body: Said | CallResult | Compaction
-
-
 def thread_of(address: str) -> str:
     """The thread that a request's or a receipt's id contains."""
     return address.partition(".")[0]
@@ -170,6 +163,7 @@ class View:
         "_marked",
         "_messages",
         "continued",
+        "copied",
         "decisions",
         "delegated",
         "delivered",
@@ -199,9 +193,11 @@ class View:
 
     def __init__(self, header: Header) -> None:  # noqa: PLR0915  # what a view is made of
         self.header = header
+        self.copied = 0 if header.origin is None else header.origin.copied
+        """The position of the last entry that was copied from another thread, which has it in its ledger."""
         self.index = first_index(header)
         self.leaf: str | None = None
-        self.tree: dict[str, Node] = {}
+        self.tree: dict[str, Entry] = {}
         """All entries of the tree that say something, also those of abandoned branches."""
         self.transcript = Transcript()
         """What the model reads: the path to the leaf, with what a compaction put in place of its beginning."""
@@ -325,18 +321,13 @@ class View:
             return False
         return self.run is None or accepted.call not in self.transcript.open
 
-    def copied(self, entry: Entry) -> bool:
-        """Whether this entry was copied from another thread, which has it in its ledger."""
-        origin = self.header.origin
-        return origin is not None and entry.position <= origin.copied
-
-    def path(self, leaf: str | None) -> list[tuple[str, Node]]:
+    def path(self, leaf: str | None) -> list[Entry]:
         """The entries from the beginning to this one."""
-        path: list[tuple[str, Node]] = []
-        name = leaf
-        while name is not None and name in self.tree:
-            path.append((name, self.tree[name]))
-            name = self.tree[name].parent
+        path: list[Entry] = []
+        entry = None if leaf is None else self.tree.get(leaf)
+        while entry is not None:
+            path.append(entry)
+            entry = None if entry.parent is None else self.tree.get(entry.parent)
         path.reverse()
         return path
 
@@ -344,24 +335,15 @@ class View:
 def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  # one case for each kind
     """Fold one entry."""
     body = entry.body
-    view.index = next_index(view.index, body)
+    if type(body) in _INDEXED:
+        view.index = next_index(view.index, body)
     match body:
         case Said():
-            _grow(view, entry, body)
             _said(view, entry, body)
-            _mark(view, entry.id)
+            _grow(view, entry)
         case CallResult():
-            _grow(view, entry, body)
             _call_result(view, entry, body)
-            _mark(view, entry.id)
-        case Leaf():
-            view.leaf = leaf_after(entry)
-            _read_again(view)
-        case Compaction():
-            _grow(view, entry, body)
-            if body.summary is not None and not view.copied(entry):
-                view.summaries += body.usage or UNKNOWN_CALL
-            _read_again(view)
+            _grow(view, entry)
         case TurnStarted():
             _turn_started(view, entry, body)
         case ToolsStarted():
@@ -379,6 +361,14 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
         case Cancel():
             if view.run is not None and view.run.cancelled is None:
                 view.run.cancelled = "cancel"
+        case Leaf():
+            view.leaf = leaf_after(entry)
+            _read_again(view)
+        case Compaction():
+            _grow(view, entry)
+            if body.summary is not None and entry.position > view.copied:
+                view.summaries += body.usage or UNKNOWN_CALL
+            _read_again(view)
         case Note():
             view.notes = (*view.notes, entry)
         case Header() | Info() | Audit():
@@ -395,15 +385,15 @@ def fold(header: Header, entries: Iterable[Entry]) -> View:
     return view
 
 
-def _grow(view: View, entry: Entry, body: Said | CallResult | Compaction) -> None:
-    view.tree[entry.id] = Node(entry.parent, body)
-    view.leaf = entry.id
-
-
-def _mark(view: View, name: str) -> None:
-    """This entry has made the messages whole that have come with it."""
+def _grow(view: View, entry: Entry) -> None:
+    """This entry is the leaf, and has made the messages whole that have come with it."""
+    name = entry.id
+    view.tree[name] = entry
+    view.leaf = name
     missing = len(view.transcript.messages) - len(view.marks)
-    if missing:
+    if missing == 1:
+        view.marks.append(name)
+    elif missing:
         view.marks += [name] * missing
 
 
@@ -422,28 +412,29 @@ def _read_again(view: View) -> None:
     view.reported = None
 
 
-def read(path: Sequence[tuple[str, Node]]) -> Reading:
+def read(path: Sequence[Entry]) -> Reading:
     """What a model reads on this path: all of it, but for what a compaction has put in place of its beginning."""
-    places = {name: place for place, (name, _) in enumerate(path)}
+    places = {entry.id: place for place, entry in enumerate(path)}
     start, trimmed, stub = 0, 0, ""
     transcript = Transcript()
     marks: list[str] = []
-    for name, node in path:
-        body = node.body
+    for entry in path:
+        body = entry.body
         if not isinstance(body, Compaction) or body.keep not in places:
             continue
         if body.summary is not None:
             start = places[body.keep]
-            transcript, marks = Transcript([Message.user(body.summary)]), [name]
+            transcript, marks = Transcript([Message.user(body.summary)]), [entry.id]
         elif body.stub is not None:
             trimmed, stub = places[body.keep], body.stub
-    for place, (name, node) in enumerate(path[start:], start):
-        if isinstance(node.body, Said):
-            transcript.say(node.body.message)
-        elif isinstance(node.body, CallResult):
-            transcript.answer(as_result(node.body, stub if place < trimmed else None))
-        marks += [name] * (len(transcript.messages) - len(marks))
-    replies = sum(isinstance(node.body, Said) and node.body.message.role == "assistant" for _, node in path)
+    for place, entry in enumerate(path[start:], start):
+        body = entry.body
+        if isinstance(body, Said):
+            transcript.say(body.message)
+        elif isinstance(body, CallResult):
+            transcript.answer(as_result(body, stub if place < trimmed else None))
+        marks += [entry.id] * (len(transcript.messages) - len(marks))
+    replies = sum(isinstance(entry.body, Said) and entry.body.message.role == "assistant" for entry in path)
     return Reading(transcript, marks, replies)
 
 
@@ -454,7 +445,7 @@ def as_result(body: CallResult, stub: str | None = None) -> ToolResult:
 
 
 def _said(view: View, entry: Entry, body: Said) -> None:
-    run, copied = view.run, view.copied(entry)
+    run, copied = view.run, entry.position <= view.copied
     view.transcript.say(body.message)
     if body.message.role == "assistant":
         view.replies += 1
@@ -484,7 +475,7 @@ def _said(view: View, entry: Entry, body: Said) -> None:
 
 def _call_result(view: View, entry: Entry, body: CallResult) -> None:
     result = as_result(body)
-    if body.usage is not None and not view.copied(entry):
+    if body.usage is not None and entry.position > view.copied:
         view.turns += body.usage
         if view.run is not None:
             view.run.usage += body.usage

@@ -18,7 +18,7 @@ from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _
 from weft.thread._actor import Actor, known_turn
 from weft.thread._live import Live
 from weft.thread._turns import Plan
-from weft.thread._view import Node, View, as_result, thread_of
+from weft.thread._view import View, as_result, thread_of
 from weft.thread.store import Head, Store
 from weft.thread.turn import Turn
 
@@ -174,7 +174,7 @@ class Session(Generic[OutputT]):
 
         Built anew each time, at a cost in proportion to its length.
         """
-        return tuple(_path_entry(name, node) for name, node in self._live.view.path(self._live.view.leaf))
+        return tuple(map(_path_entry, self._live.view.path(self._live.view.leaf)))
 
     @property
     def usage(self) -> SessionUsage:
@@ -451,14 +451,16 @@ class Session(Generic[OutputT]):
         await self._live.refresh()
 
 
-def _path_entry(name: str, node: Node) -> PathEntry:
-    match node.body:
+def _path_entry(entry: entries.Entry) -> PathEntry:
+    match entry.body:
         case entries.Said() as said:
-            return PathEntry(id=name, message=said.message)
+            return PathEntry(id=entry.id, message=said.message)
         case entries.CallResult() as result:
-            return PathEntry(id=name, result=as_result(result))
+            return PathEntry(id=entry.id, result=as_result(result))
         case entries.Compaction() as compaction:
-            return PathEntry(id=name, summary=compaction.summary)
+            return PathEntry(id=entry.id, summary=compaction.summary)
+        case _:
+            return PathEntry(id=entry.id)
 
 
 def checked_meta(meta: Mapping[str, str]) -> dict[str, str]:
