@@ -346,6 +346,33 @@ async def test_a_dead_owners_turn_ends_at_once(place: Place, effect: str, verb: 
     await next_one_works(place, await place.one.open(name, agent))
 
 
+@pytest.mark.parametrize("fate", ["answered", "cancelled"])
+async def test_the_events_of_a_dead_owners_turn_go_on_with_who_takes_it_over(place: Place, fate: str) -> None:
+    body = Body(effect="none")
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    name = await dies(place, agent, body.started.is_set)
+    session = await place.one.open(name, agent)
+    handles = [await session.send("go", key="go"), await (await place.two.open(name)).send("go", key="go")]
+    follow = [asyncio.ensure_future(kinds(handle)) for handle in handles]
+    await settle()
+    body.release.set()
+    if fate == "cancelled":
+        assert await session.cancel()
+    else:
+        await session.resume()
+    for events in follow:
+        seen = await place.outcome(events)
+        assert (seen[0], seen[-1]) == ("turn_started", "turn_ended")
+        assert seen.count("turn_ended") == 1
+        assert ("run_finished" in seen) == (fate == "answered")
+    await session.settled_or_waiting()
+    at_rest(place)
+
+
+async def kinds(turn: Turn[Any]) -> list[str]:
+    return [event.kind async for event in turn.events()]
+
+
 @pytest.mark.parametrize("policy", ["cancel", "interrupt"])
 @pytest.mark.parametrize("goes_on", ["resume", "send", "recover"])
 async def test_a_cancelled_turn_that_is_recovered_ends_with_a_result_for_each_call(
