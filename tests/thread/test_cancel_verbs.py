@@ -708,3 +708,20 @@ async def test_a_cancel_that_races_a_settlement_of_any_instant_settles_it_once(w
             assert code in (None, "CANCELLED")
             assert code is not None or receipt.state == "done"
     assert fates == ({"done", "cancelled"} if where == "here" else {"done"})
+
+
+@pytest.mark.xfail(strict=True, reason="its own events end as lost; they do not go on with those of the journal")
+async def test_the_events_of_a_turn_that_was_taken_away_go_on_with_who_has_taken_it(place: Place) -> None:
+    body = Body(effect="none")
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    place.data._threads[session.id].expires = 0.0  # as if it had been suspended for longer than its lease
+    theirs = await place.two.open(session.id, agent)
+    assert await theirs.resume() is not None
+    body.release.set()
+    await place.rests(theirs)
+    await place.rests(session)
+    assert (await place.outcome(turn.wait())).text == "root is done"
+    assert [event.outcome async for event in turn.events() if event.kind == "turn_ended"] == ["answered"]
