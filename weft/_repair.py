@@ -29,11 +29,12 @@ class Transcript:
 
     def say(self, message: Message) -> None:
         """A user or assistant message. Calls that are still open read as interrupted."""
-        for call in tuple(self.open):
-            self.answer(_texts.interrupted(call))
+        if self.open:
+            for call in tuple(self.open):
+                self.answer(_texts.interrupted(call))
         self.messages.append(message)
         if message.role == "assistant":
-            self.open = dict.fromkeys(call.id for call in message.calls)
+            self.open = {call.id: None for call in message.calls}
 
     def answer(self, result: ToolResult) -> bool:
         """The result of an open call; False, and no effect, where no such call is open."""
@@ -43,7 +44,7 @@ class Transcript:
         self._results[result.call] = result
         if not self.open:
             results = self._results
-            ordered = tuple(results[call.id] for call in self.messages[-1].calls if call.id in results)
+            ordered = tuple([results[call.id] for call in self.messages[-1].calls if call.id in results])
             self.messages.append(Message(role="tool", parts=ordered))
             self._results = {}
         return True

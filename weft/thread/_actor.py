@@ -435,7 +435,7 @@ class Actor:
 
     def _is_over(self, receipt: ReceiptView) -> bool:
         """Whether nobody waits for the child any more, since the run that has delegated was cancelled."""
-        return receipt.settled is not None or any(orphan is receipt for orphan in self.live.view.orphans())
+        return receipt.settled is not None or self.live.view.is_orphan(receipt)
 
     async def _child(self, receipt: ReceiptView) -> Actor:
         accepted = receipt.accepted
@@ -574,7 +574,8 @@ class Actor:
                 continue
             await self._settle_at_rest(body, asked)
             break
-        await _cancelling.retract_above(self.live, asked, await self.place.store.now())
+        if asked:
+            await _cancelling.retract_above(self.live, asked, await self.place.store.now())
 
     async def _settle_at_rest(self, body: entries.Receipt, asked: tuple[str, ...]) -> None:
         owner = self.place.store.owner

@@ -232,7 +232,7 @@ class View:
         """By turn: its entry's position."""
         self.runs: dict[str, str] = {}
         """By turn: its run."""
-        self.notes: list[Entry] = []
+        self.notes: tuple[Entry, ...] = ()
         self.turns: Usage = NO_USAGE
         self.summaries: Usage = NO_USAGE
         self.delegated: Usage = NO_USAGE
@@ -283,11 +283,13 @@ class View:
     def at_rest(self) -> bool:
         """Whether nothing moves without the outside: all done, or all that is open waits for a decision."""
         run = self.run
+        if run is not None and not run.parked:
+            return False
         if self.orphans():
             return False
         if run is None:
             return not self.queue and all(self._waits(self.receipts[name]) for name in self.unsettled)
-        if not run.parked or run.cancelled is not None:
+        if run.cancelled is not None:
             return False
         return (
             all(
@@ -314,11 +316,14 @@ class View:
 
     def orphans(self) -> list[ReceiptView]:
         """Delegations that are not settled, and whose call has its result all the same: it was cancelled."""
-        if not self.unsettled:
-            return []
-        still = self.transcript.open if self.run is not None else {}
-        receipts = [self.receipts[name] for name in self.unsettled]
-        return [r for r in receipts if not r.accepted.background and r.accepted.call not in still]
+        return [self.receipts[name] for name in self.unsettled if self.is_orphan(self.receipts[name])]
+
+    def is_orphan(self, receipt: ReceiptView) -> bool:
+        """Whether this is one of them."""
+        accepted = receipt.accepted
+        if receipt.settled is not None or accepted.background:
+            return False
+        return self.run is None or accepted.call not in self.transcript.open
 
     def copied(self, entry: Entry) -> bool:
         """Whether this entry was copied from another thread, which has it in its ledger."""
@@ -375,7 +380,7 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
             if view.run is not None and view.run.cancelled is None:
                 view.run.cancelled = "cancel"
         case Note():
-            view.notes.append(entry)
+            view.notes = (*view.notes, entry)
         case Header() | Info() | Audit():
             pass
         case _:
