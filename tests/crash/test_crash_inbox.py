@@ -25,6 +25,9 @@ from weft.thread.entries import Header, Inbox, Said
 class Work:
     """A body that waits until it is released, and can be waited for."""
 
+    pause = 0.0
+    """Seconds between looks: none where nothing takes time."""
+
     def __init__(self, name: str = "work", **options: Any) -> None:
         self.started = asyncio.Event()
         self.release = asyncio.Event()
@@ -42,7 +45,7 @@ class Work:
         for _ in range(400):
             if self.started.is_set():
                 return
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pause)
 
 
 def model(first: Any) -> Script:

@@ -346,6 +346,33 @@ async def test_a_dead_owners_turn_ends_at_once(place: Place, effect: str, verb: 
     await next_one_works(place, await place.one.open(name, agent))
 
 
+@pytest.mark.parametrize("fate", ["answered", "cancelled"])
+async def test_the_events_of_a_dead_owners_turn_go_on_with_who_takes_it_over(place: Place, fate: str) -> None:
+    body = Body(effect="none")
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    name = await dies(place, agent, body.started.is_set)
+    session = await place.one.open(name, agent)
+    handles = [await session.send("go", key="go"), await (await place.two.open(name)).send("go", key="go")]
+    follow = [asyncio.ensure_future(kinds(handle)) for handle in handles]
+    await settle()
+    body.release.set()
+    if fate == "cancelled":
+        assert await session.cancel()
+    else:
+        await session.resume()
+    for events in follow:
+        seen = await place.outcome(events)
+        assert (seen[0], seen[-1]) == ("turn_started", "turn_ended")
+        assert seen.count("turn_ended") == 1
+        assert ("run_finished" in seen) == (fate == "answered")
+    await session.settled_or_waiting()
+    at_rest(place)
+
+
+async def kinds(turn: Turn[Any]) -> list[str]:
+    return [event.kind async for event in turn.events()]
+
+
 @pytest.mark.parametrize("policy", ["cancel", "interrupt"])
 @pytest.mark.parametrize("goes_on", ["resume", "send", "recover"])
 async def test_a_cancelled_turn_that_is_recovered_ends_with_a_result_for_each_call(
@@ -681,3 +708,20 @@ async def test_a_cancel_that_races_a_settlement_of_any_instant_settles_it_once(w
             assert code in (None, "CANCELLED")
             assert code is not None or receipt.state == "done"
     assert fates == ({"done", "cancelled"} if where == "here" else {"done"})
+
+
+@pytest.mark.xfail(strict=True, reason="its own events end as lost; they do not go on with those of the journal")
+async def test_the_events_of_a_turn_that_was_taken_away_go_on_with_who_has_taken_it(place: Place) -> None:
+    body = Body(effect="none")
+    agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+    session = await place.one.create(agent)
+    turn = await session.send("go", key="go")
+    await body.started.wait()
+    place.data._threads[session.id].expires = 0.0  # as if it had been suspended for longer than its lease
+    theirs = await place.two.open(session.id, agent)
+    assert await theirs.resume() is not None
+    body.release.set()
+    await place.rests(theirs)
+    await place.rests(session)
+    assert (await place.outcome(turn.wait())).text == "root is done"
+    assert [event.outcome async for event in turn.events() if event.kind == "turn_ended"] == ["answered"]

@@ -268,6 +268,7 @@ class _Durable:
             self._seq += len(body.calls)
         match body:
             case entries.TurnStarted():
+                self._turn = entry.id  # or that of who took it over: a turn that ends is not looked beyond
                 return [TurnStarted(turn=entry.id, run=self._run, cause=body.cause), RunStarted(run=self._run)]
             case entries.Said() if body.message.role == "assistant":
                 return [StepFinished(run=self._run, step=self._step, message=body.message, usage=body.usage)]
