@@ -80,6 +80,9 @@ LOAD = (  # one statement, so one snapshot
     "LEFT JOIN lines ON lines.tid = threads.tid AND lines.n >= ? WHERE threads.id = ? ORDER BY n"
 )
 ONE_LINE = "SELECT line FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n = ?"
+SUSPECTS = (
+    "SELECT n, CAST(line AS BLOB) FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n >= ? ORDER BY n"
+)
 DELETE_LINES = "DELETE FROM lines WHERE tid = ?"
 DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
 OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"
