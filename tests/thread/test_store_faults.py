@@ -288,7 +288,7 @@ LINES: dict[str, tuple[str, int]] = {
     "cut short": ("UPDATE lines SET line = substr(line, 1, length(line) - 9) WHERE n = 3", 3),
     "empty": ("UPDATE lines SET line = '' WHERE n = 3", 3),
     "another text": ("UPDATE lines SET line = 'garbage' WHERE n = 3", 3),
-    "not ASCII": ("UPDATE lines SET line = replace(line, 'message', 'mässage') WHERE n = 3", 3),
+    "not ASCII": ("UPDATE lines SET line = replace(line, 'role', 'röle') WHERE n = 3", 3),
     "no UTF-8": ("UPDATE lines SET line = CAST(x'ff' AS TEXT) || line WHERE n = 3", 3),
     "another place": ("UPDATE lines SET line = (SELECT line FROM lines AS l WHERE l.n = 2) WHERE n = 3", 3),
     "another body": ("""UPDATE lines SET line = substr(line, 1, instr(line, '"body":') + 6) || '[]}' WHERE n = 3""", 3),
