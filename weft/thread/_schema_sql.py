@@ -82,6 +82,9 @@ LOAD = (  # one statement, so one snapshot; beside the first line stands what is
 )
 ONE_LINE = "SELECT line FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n = ?"
 SCAN = "SELECT n, CAST(line AS BLOB) FROM lines WHERE tid = ? AND n >= ? ORDER BY n LIMIT ?"
+SUSPECTS = (
+    "SELECT n, CAST(line AS BLOB) FROM lines WHERE tid = (SELECT tid FROM threads WHERE id = ?) AND n >= ? ORDER BY n"
+)
 DELETE_LINES = "DELETE FROM lines WHERE tid = ?"
 DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
 OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"

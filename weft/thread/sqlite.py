@@ -565,16 +565,18 @@ class SQLiteStore:
         try:
             rows = list(await reader.execute_fetchall(sql.LOAD, values))
         except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
+            raise await self._damage(thread, after, error) from error
         if not rows:
             raise NotFound(thread)
         state, first = rows[0]
         if state is None:
-            raise Corrupt(thread, after, "a line is missing")
+            raise await self._damage(thread, after, Corrupt(thread, after, "the line is missing"))
         count, digest, owner, generation, live = json.loads(state)
         lines: list[bytes] = [] if first is None else [line for _, line in rows]
-        if len(lines) != max(count - after, 0):
-            raise Corrupt(thread, after + len(lines), "a line is missing")
+        if len(lines) < count - after or not all(map(bytes.isascii, lines)):
+            raise await self._damage(thread, after, Corrupt(thread, after + len(lines), "the line is missing"))
+        if len(lines) > max(count - after, 0):
+            raise Corrupt(thread, count, "the line does not belong to the thread")
         live = owner is not None and bool(live)
         if live and owner != self.owner:
             live = not proved_dead(self._path, owner)
@@ -606,6 +608,30 @@ class SQLiteStore:
                     rows += await reader.execute_fetchall(sql.SCAN, (tid, position, 1))
         return {int(n): bytes(line) for n, line in rows if start <= n < start + _SCANNED}
 
+    async def _damage(self, thread: str, after: int, error: Exception) -> Corrupt | StoreFailed:
+        """Which line it is that cannot be read, where the file can still tell."""
+        place = after
+        try:
+            for n, line in await self._require_reader().execute_fetchall(sql.SUSPECTS, (thread, after)):
+                if n != place:
+                    return Corrupt(thread, place, "the line is missing")
+                if not bytes(line).isascii():
+                    return Corrupt(thread, place, "the line is no ASCII text")
+                place += 1
+        except sqlite3.Error as found:
+            error = found
+        return error if isinstance(error, Corrupt) else self._unreadable(f"thread {thread!r}", error)
+
+    def _unreadable(self, what: str, error: Exception) -> StoreFailed:
+        why = str(error).partition(" with text ")[0]  # what is stored stays out of errors
+        return StoreFailed(f"the store could not read {what} in {self._path.name!r}: {why}")
+
+    def _row(self, row: Sequence[Any]) -> Listed:
+        try:
+            return Listed(row[0], str(row[1]).encode("ascii"), row[2], _index(*row[3:]))
+        except (ValueError, TypeError) as error:
+            raise self._unreadable(f"what it lists of thread {row[0]!r}", error) from error
+
     async def list(self, query: Query) -> list[Listed]:
         values = {
             "kind": query.kind,
@@ -621,8 +647,8 @@ class SQLiteStore:
         try:
             rows = await self._require_reader().execute_fetchall(sql.LIST, values)
         except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
-        return [Listed(row[0], str(row[1]).encode(), row[2], _index(*row[3:])) for row in rows]
+            raise self._unreadable("its list", error) from error
+        return [self._row(row) for row in rows]
 
     async def now(self) -> float:
         return self.clock.now()
