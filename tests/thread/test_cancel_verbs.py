@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,8 @@ Verb: TypeAlias = Literal["turn", "session", "store"]
 VERBS: tuple[Verb, ...] = ("turn", "session", "store")
 WHERE = ["here", "elsewhere"]
 MORE = Message.user("more")
+STEP = 1 if os.environ.get("WEFT_SOAK") else 3
+"""Of a tree's many instants, the short form takes every third one."""
 MAYBE, NOTHING = "may have happened", "nothing was done"
 
 
@@ -124,6 +127,7 @@ async def test_a_turn_that_is_cancelled_at_any_instant_ends_once(verb: Verb, whe
 SHAPES = [("", 2), ("", 1), ("leaf", 2), ("leaf", 1), ("middle leaf", 2), ("root middle leaf", 2)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("gated", "limit"), SHAPES)
 async def test_a_tree_that_is_cancelled_at_any_instant_comes_to_rest(gated: str, limit: int, where: str) -> None:
@@ -147,8 +151,12 @@ async def test_a_tree_that_is_cancelled_at_any_instant_comes_to_rest(gated: str,
             assert session.pending == ()
             assert session.usage.delegated == delegated(place, session.id)
             await next_one_works(place, session)
-        instant += 1
+        instant += STEP
     assert instant > 20
+
+
+def all_settled(place: Place) -> bool:
+    return not any(place.view(name).unsettled for name in place.data._threads)
 
 
 def delegated(place: Place, thread: str) -> Usage:
@@ -725,3 +733,46 @@ async def test_the_events_of_a_turn_that_was_taken_away_go_on_with_who_has_taken
     await place.rests(session)
     assert (await place.outcome(turn.wait())).text == "root is done"
     assert [event.outcome async for event in turn.events() if event.kind == "turn_ended"] == ["answered"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("gated", ["", "leaf", "root middle leaf"])
+async def test_a_tree_that_is_interrupted_at_any_instant_comes_to_rest_and_the_message_runs(
+    gated: str, where: str
+) -> None:
+    instant, over = 0, False
+    while not over:
+        async with a_place() as place:
+            tree = Tree(gated)
+            agent = tree.agent()
+            session = await place.one.create(agent)
+            await session.send("go", key="go")
+            await ticks(instant)
+            over = session._live.view.at_rest()
+            theirs = session if where == "here" else await place.two.open(session.id, agent)
+            sent = await theirs.send("now", policy="interrupt")
+            assert (await place.outcome(sent.wait())).text == "root is done"
+            await place.rests(session)
+            await place.until(partial(all_settled, place))
+            at_rest(place)
+            assert users(session) == ["go", "now"]
+            assert session.usage.delegated == delegated(place, session.id)
+        instant += STEP
+
+
+@pytest.mark.parametrize("gated", ["", "leaf"])
+async def test_two_that_cancel_at_any_two_instants_cancel_once(gated: str) -> None:
+    for instant in range(0, 60, 3):
+        async with a_place() as place:
+            tree = Tree(gated)
+            session = await place.one.create(tree.agent())
+            await session.send("go", key="go")
+            await ticks(instant)
+            theirs = await place.two.open(session.id)
+            cancels = [session.cancel(), theirs.cancel(), place.one.cancel(session.id), place.two.cancel(session.id)]
+            assert sum(await asyncio.gather(*cancels)) <= 1
+            await place.rests(session)
+            at_rest(place)
+            assert [entry.kind for entry in place.entries(session.id)].count("cancel") <= 1
+            await next_one_works(place, session)
