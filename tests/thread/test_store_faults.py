@@ -430,7 +430,6 @@ async def test_a_decision_by_who_did_not_wait_stands(path: Path) -> None:
         assert texts(session)[-1] == "done"
 
 
-@pytest.mark.xfail(reason="the claim of a cancelled send stands, and nobody runs its turn", raises=AssertionError)
 async def test_a_turn_that_was_begun_by_who_did_not_wait_runs(path: Path) -> None:
     async with open_store(f"sqlite:///{path}") as store:
         session = await store.create(talker())

@@ -120,9 +120,12 @@ class Actor:
         def decide(view: View) -> Plan | None:
             return _inbox.send(view, message, key, policy=policy, first=_inbox.prompt(message, key, owner, limits))
 
-        plan = await self._claim_or_queue(decide)
-        if plan is None:
-            return known_turn(self.live, key)
+        turns: list[Turn[Any]] = []
+        plan = await self._claim_or_queue(decide, lambda plan: turns.append(self._take_up(plan, context)))
+        return known_turn(self.live, key) if plan is None else turns[0]
+
+    def _take_up(self, plan: Plan, context: Context) -> Turn[Any]:
+        """Run what was accepted, now or when it is its turn; also where its sender waits no longer."""
         if plan.lease == "claim":
             self.live.context = context
             return self._start(plan, {})
@@ -147,12 +150,14 @@ class Actor:
             return False
         return run is None or run.cancelled is not None or not run.parked
 
-    async def _claim_or_queue(self, decide: Callable[[View], Plan | None]) -> Plan | None:
+    async def _claim_or_queue(
+        self, decide: Callable[[View], Plan | None], then: Callable[[Plan], object]
+    ) -> Plan | None:
         """Claim; where somebody else has just claimed, look again."""
         while True:
             try:
                 with self.place.claiming():
-                    return await self.live.command(decide)
+                    return await self.live.command(decide, then)
             except Locked:
                 await self.live.refresh()
                 if self.live.view.run is None and not self.live.lease.live:
@@ -279,8 +284,9 @@ class Actor:
             waits = bool(view.undecided)
             await self.pump()
             return None if waits else Turn(self.live, after=turn)
-        claimed = await self._claim_next()
-        return None if claimed is None else self._start(*claimed)
+        turns: list[Turn[Any]] = []
+        claimed = await self._claim_next(lambda plan, plans: turns.append(self._start(plan, plans)))
+        return None if claimed is None else turns[0]
 
     async def _end_cancelled(self) -> None:
         """Close what was parked and is cancelled; settle, beside what comes next, what was delegated by it."""
@@ -289,15 +295,21 @@ class Actor:
             await _cancelling.end(self.live)
         _cancelling.see_to(self.live)
 
-    async def _claim_next(self) -> tuple[Plan, Mapping[str, CallPlan]] | None:
-        """Claim the thread for the turn that is due; None where there is none, or somebody else has it."""
+    async def _claim_next(
+        self, then: Callable[[Plan, Mapping[str, CallPlan]], object] | None = None
+    ) -> tuple[Plan, Mapping[str, CallPlan]] | None:
+        """Claim the thread for the turn that is due; None where there is none, or somebody else has it.
+
+        `then` is called once it is claimed, also where nobody waits for this any more.
+        """
         self.agent._check_ready()
         plans = await self._judge_open()
         if self.place.leaving:
             return None
         try:
             with self.place.claiming():
-                plan = await self.live.command(lambda view: self._due(view, plans))
+                start = None if then is None else partial(_swapped, then, plans)
+                plan = await self.live.command(lambda view: self._due(view, plans), start)
         except Locked:
             return None
         return None if plan is None else (plan, plans)
@@ -596,6 +608,12 @@ class Actor:
             plan = await self.live.command(decide)
         if plan is not None and plan.lease == "claim":
             self._start(plan, plans)
+
+
+def _swapped(
+    then: Callable[[Plan, Mapping[str, CallPlan]], object], plans: Mapping[str, CallPlan], plan: Plan
+) -> object:
+    return then(plan, plans)
 
 
 def _read(future: asyncio.Future[bytes]) -> None:

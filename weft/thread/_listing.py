@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from weft.errors import Corrupt, NewerFormat
 from weft.thread._codec import decode_line
 from weft.thread.entries import Header, Index
 from weft.thread.store import Listed, Query, Store
@@ -56,10 +57,18 @@ class ThreadInfo:
 class Listing:
     """Threads, newest first; pages are read as they are needed. Owns nothing that needs closing."""
 
-    def __init__(self, store: Store, query: Query, check_open: Callable[[], None], most: int | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        query: Query,
+        check_open: Callable[[], None],
+        report: Callable[[str, Exception], None],
+        most: int | None,
+    ) -> None:
         self._store = store
         self._query = query
         self._check_open = check_open
+        self._report = report
         self._left = most
         self._rows: list[Listed] = []
         self._more = True
@@ -68,21 +77,27 @@ class Listing:
         return self
 
     async def __anext__(self) -> ThreadInfo:
-        """The next thread.
+        """The next thread. One whose header cannot be read is reported, and passed over.
 
         Raises:
             Closed: The store was left.
         """
         self._check_open()
-        if self._left == 0:
-            raise StopAsyncIteration
-        if not self._rows and self._more:
-            await self._page()
-        if not self._rows:
-            raise StopAsyncIteration
-        if self._left is not None:
-            self._left -= 1
-        return _info(self._rows.pop(0))
+        while self._left != 0:
+            if not self._rows and self._more:
+                await self._page()
+            if not self._rows:
+                break
+            row = self._rows.pop(0)
+            try:
+                found = _info(row)
+            except (Corrupt, NewerFormat) as error:
+                self._report(row.thread, error)
+                continue
+            if self._left is not None:
+                self._left -= 1
+            return found
+        raise StopAsyncIteration
 
     async def _page(self) -> None:
         limit = self._query.limit if self._left is None else min(self._query.limit, self._left)
@@ -94,7 +109,8 @@ class Listing:
 
 def _info(row: Listed) -> ThreadInfo:
     header = decode_line(row.line, row.thread, 0).body
-    assert isinstance(header, Header)
+    if not isinstance(header, Header):
+        raise Corrupt(row.thread, 0, "the first line is no header")
     state: Index = row.state
     return ThreadInfo(
         header=header,

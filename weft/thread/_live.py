@@ -135,6 +135,7 @@ class _Command:
 
     decide: Callable[[View], Plan | None] | None
     waiter: asyncio.Future[Plan | None]
+    then: Callable[[Plan], object] | None = None
     plan: Plan | None = None
 
 
@@ -319,8 +320,14 @@ class Live:
             asyncio.get_running_loop().call_soon(self._pump)
         self._records.append(self._make(bodies, lease, done=(done,)))
 
-    async def command(self, decide: Callable[[View], Plan | None]) -> Plan | None:
+    async def command(
+        self, decide: Callable[[View], Plan | None], then: Callable[[Plan], object] | None = None
+    ) -> Plan | None:
         """Decide on the view, with nothing in flight, and append what comes of it; again on each new head.
+
+        Args:
+            decide: The plan, or None where there is nothing to do.
+            then: Called with the plan that was accepted, durable and folded, also where nobody waits any more.
 
         Returns:
             The plan that was accepted, durable and folded; None if there was nothing to do.
@@ -330,7 +337,7 @@ class Live:
             StoreFailed: The store could not write.
             Closed: The store was left.
         """
-        return await self._queue(decide)
+        return await self._queue(decide, then)
 
     async def hand_off(self) -> None:
         """Expire the lease that is held here, or is being claimed, so that anyone may go on at once."""
@@ -341,11 +348,13 @@ class Live:
         """Fold what others wrote."""
         await self._queue(None)
 
-    async def _queue(self, decide: Callable[[View], Plan | None] | None) -> Plan | None:
+    async def _queue(
+        self, decide: Callable[[View], Plan | None] | None, then: Callable[[Plan], object] | None = None
+    ) -> Plan | None:
         if self._closed is not None:
             raise self._closed
         waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-        self._commands.append(_Command(decide, waiter))
+        self._commands.append(_Command(decide, waiter, then))
         self._pump()
         return await waiter
 
@@ -481,8 +490,7 @@ class Live:
             self._forget_contexts()
         self.world.committed(self.id, append.entries)
         if append.command is not None:
-            if not append.command.waiter.done():
-                append.command.waiter.set_result(_accepted(append))
+            _tell(append.command, _accepted(append))
             self._foreign(append.entries)
         for done in append.done:
             done()
@@ -754,6 +762,18 @@ def _follows(head: Head, loaded: Loaded) -> bool:
     if not loaded.lines:
         return loaded.head == head
     return loaded.lines[0].startswith(b'{"prev":"%s",' % head.digest.encode("ascii"))
+
+
+def _tell(command: _Command, plan: Plan | None) -> None:
+    """The command's plan is accepted: what follows from it happens, and who waits for it knows."""
+    then = command.then
+    outcome = None if then is None or plan is None else contain_call("turn", partial(then, plan))
+    if command.waiter.done():
+        return
+    if isinstance(outcome, Contained):
+        command.waiter.set_exception(outcome.cause)
+    else:
+        command.waiter.set_result(plan)
 
 
 def _accepted(append: _Append) -> Plan | None:

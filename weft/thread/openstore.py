@@ -464,7 +464,7 @@ class OpenStore:
             after=after,
             limit=PAGE,
         )
-        return Listing(self.store, query, self.check_open, limit)
+        return Listing(self.store, query, self.check_open, self.report, limit)
 
     def watch(self, thread: str, *, after: int = 0, until: Head | None = None) -> Watch:
         """Every entry from position `after` on, exactly once, in order, then live; `until` a head.
