@@ -238,6 +238,13 @@ class ForgetsTheState(Broken):
         return [row._replace(state=replace(row.state, due=None)) for row in await super().list(query)]
 
 
+class ScansByOrderOnly(Broken):
+    seen_by = ("test_a_scan_gives_every_line_by_its_position",)
+
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        return dict(enumerate(list((await super().scan(thread)).values()), 1))
+
+
 BROKEN: tuple[type[Broken], ...] = (
     MakesThreadsWithoutTheirLines,
     KeepsTheListOfLinesThatItWasGiven,
@@ -259,4 +266,5 @@ BROKEN: tuple[type[Broken], ...] = (
     ListsWhatWaitsForNobody,
     LowersTitles,
     ForgetsTheState,
+    ScansByOrderOnly,
 )

@@ -119,6 +119,17 @@ class AppendPromises:
             assert loaded.lines == everything[position:]
             assert loaded.head == then
 
+    async def test_a_scan_gives_every_line_by_its_position(self, a: Store, b: Store) -> None:
+        head = await create(a)
+        lines, _ = after(head, *(f"{n}" for n in range(600)))
+        await a.append("t", lines, head, None, None)
+        found = await b.scan("t")
+        assert found == dict(enumerate([header("t"), *lines]))
+        found.clear()
+        assert len(await b.scan("t")) == 601
+        with pytest.raises(NotFound):
+            await a.scan("nowhere")
+
     async def test_what_was_loaded_is_the_callers(self, a: Store) -> None:
         await create(a)
         (await a.load("t")).lines.clear()

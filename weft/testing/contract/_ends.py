@@ -36,6 +36,7 @@ WRITES: dict[str, Callable[[Store, Head], Awaitable[Any]]] = {
 }
 READS: dict[str, Callable[[Store, Head], Awaitable[Any]]] = {
     "load": lambda store, head: store.load("t"),
+    "scan": lambda store, head: store.scan("t"),
     "list": lambda store, head: store.list(Query()),
     "renew": lambda store, head: store.renew([("t", 1)]),
 }
