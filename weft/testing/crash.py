@@ -322,7 +322,7 @@ class _Trial:
 
 def _spent(kit: Kit) -> Usage:
     root = next(iter(kit.views().values()))
-    return root.turns + root.delegated
+    return root.turns + root.summaries + root.delegated
 
 
 def _check(kit: Kit, spent: Usage, *, crashes: int) -> None:
@@ -333,7 +333,7 @@ def _check(kit: Kit, spent: Usage, *, crashes: int) -> None:
         _check_starts(name, entries)
     total = _spent(kit)
     lost = crashes * len(kit.data._threads)  # each crash may cut one model call of each thread
-    if replace(total, unknown=0) != replace(spent, unknown=0) or total.unknown > lost:
+    if replace(total, unknown=0) != replace(spent, unknown=0) or total.unknown > spent.unknown + lost:
         raise CrashFailed(f"spent {total}, without a crash {spent}")
 
 
