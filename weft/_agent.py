@@ -89,7 +89,7 @@ class Agent(Generic[DepsT, OutputT]):
 
     __slots__ = (
         "_definitions",
-        "_model",
+        "_models",
         "_output",
         "_quiet_rules",
         "_rules",
@@ -235,7 +235,8 @@ class Agent(Generic[DepsT, OutputT]):
             self._submitting = (*self._definitions, self._output.definition)
         self._rules = Rules(stops=bool(self.stop_when), structured=self._output is not None)
         self._quiet_rules = self._rules._replace(watched=False)
-        self._model: Model | None = None
+        self._models: dict[str, Model] = {}
+        """By name, what was resolved: its own model and its summarizer, so that each keeps its clients."""
         check_allowed(self._tools.values(), self.allow)
 
     def __repr__(self) -> str:
@@ -340,11 +341,11 @@ class Agent(Generic[DepsT, OutputT]):
         chosen = self.model if model is None else model
         if not isinstance(chosen, str):
             return chosen
-        if chosen is not self.model:
+        if chosen is not self.model and (self.compaction is None or chosen is not self.compaction.summarizer):
             return resolve(chosen)
-        if self._model is None:
-            self._model = resolve(chosen)
-        return self._model
+        if chosen not in self._models:
+            self._models[chosen] = resolve(chosen)
+        return self._models[chosen]
 
     def _check_deps(self, deps: object) -> None:
         if isinstance(self.deps, type) and not _structural(self.deps) and not isinstance(deps, self.deps):
@@ -359,6 +360,8 @@ class Agent(Generic[DepsT, OutputT]):
     def _check_ready(self) -> None:
         """Raise what would keep a run from beginning: a model that cannot be had, settings that fit no tool."""
         model = self._resolved()
+        if self.compaction is not None:
+            self._resolved(self.compaction.summarizer)
         self._check_choice(self.settings)
         self._submits(model)
 

@@ -301,7 +301,7 @@ def _answer(state: State, facts: tuple[Fact, ...], reason: str) -> Effects:
 def _model_failed(state: State, given: ModelFailed) -> Effects:
     if state.phase not in ("new", "model") or state.held is not None:
         return ()
-    if state.phase == "model":
+    if state.phase == "model" and not given.counted:
         _spend(state, UNKNOWN_CALL)
     results = _not_gone_on(given.open, "cancel")
     facts = tuple([Finished(result=result, source="repair") for result in results])

@@ -212,6 +212,8 @@ class ModelFailed:
     """The model call failed, or could not be prepared. Nothing of it enters the transcript."""
 
     error: ErrorInfo
+    counted: bool = False
+    """What it has cost was said before, as `Spent`."""
     open: tuple[OpenCall, ...] = ()
     """As in `Cancelled`."""
 

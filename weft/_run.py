@@ -593,14 +593,15 @@ class RunLoop:
             reply = await contain("model", self._ask() if self.setup.compaction is None else self._ask_with_room())
         finally:
             self._asking = False
-        self._in_flight = False
+        counted, self._in_flight = not self._in_flight, False
         if self._void:
             self._void = False
-            self.unanswered(None if isinstance(reply, Contained) else reply.finish.usage)
+            if not counted:
+                self.unanswered(None if isinstance(reply, Contained) else reply.finish.usage)
             self._work = CallModel()
         elif isinstance(reply, Contained):
             self.cause = reply.cause
-            self.feed(ModelFailed(error=_describe(reply.cause)))
+            self.feed(ModelFailed(error=_describe(reply.cause), counted=counted))
         else:
             self.feed(reply)
 
@@ -651,9 +652,11 @@ class RunLoop:
         """
         self._in_flight = True
         reply = Reply(self.state.run, self._ids, None)
-        await listen(model.stream(request), reply.take, self._idling, request.settings.idle, self._task)
+        info = model.info()
+        seconds = None if info.own_idle else request.settings.idle
+        await listen(model.stream(request), reply.take, self._idling, seconds, self._task)
         self._in_flight = False
-        return reply.whole(model.info())
+        return reply.whole(info)
 
     async def recorded(self) -> None:
         """Return when all that this run has recorded is durable."""

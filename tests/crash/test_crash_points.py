@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from weft import Agent, tool
+from weft import Agent, Compaction, ModelRequest, Usage, tool
+from weft.model import ModelError
 from weft.pool import Pool
-from weft.testing import Script, call, calls, say
+from weft.testing import Script, call, calls, reply, say
 from weft.testing.crash import Kit, crash_points
-from weft.thread import OpenStore, Session, approve, resolve
+from weft.thread import OpenStore, Session, approve, entries, resolve
 
 
 @tool(effect="none")
@@ -106,7 +107,59 @@ async def nested_approval(kit: Kit) -> None:
         await to_the_end(await session_of(store, desk), "refund 7")
 
 
-SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approval]
+def text(tokens: int, name: str) -> str:
+    """A message of so many tokens."""
+    return f"{name} ".ljust(4 * (tokens - 4), "x")
+
+
+def counted(read: int, wrote: int) -> Usage:
+    return Usage(input_tokens=read, output_tokens=wrote)
+
+
+@tool(effect="none")
+async def fetch(page: str) -> str:
+    """Fetch a page of 400 tokens."""
+    return page.ljust(1_600, "y")
+
+
+SHORT = Compaction(window=1_000, reserve=100, keep=100)
+
+
+async def trim(kit: Kit) -> None:
+    wanted = [calls(call("fetch", page=name), usage=counted(read, 20)) for name, read in (("a", 100), ("b", 530))]
+    script = Script(*wanted, calls(call("charge", order="1"), usage=counted(580, 20)), say("done"))
+    agent = kit.watch(Agent(script, tools=[fetch, charge], compaction=SHORT))
+    async with kit.open() as store:
+        await to_the_end(await session_of(store, agent), text(100, "compare"))
+
+
+async def summary(kit: Kit) -> None:
+    first = say(text(300, "one"), usage=counted(500, 300))
+    second = calls(call("charge", order="1"), usage=counted(300, 20))
+    script = Script(first, second, say("two"), summary=say("they greeted", usage=counted(800, 7)))
+    agent = kit.watch(Agent(script, tools=[charge], compaction=SHORT))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        await to_the_end(session, text(500, "first"))
+        await to_the_end(session, text(200, "second"))
+
+
+async def overflow(kit: Kit) -> None:
+    def may_be_too_long(request: ModelRequest) -> str:
+        if len(request.messages) > 2:
+            raise ModelError("the conversation is too long", code="MODEL_CONTEXT")
+        return "two"
+
+    script = Script(say(text(300, "one")), reply(may_be_too_long), summary=say("they greeted"))
+    agent = kit.watch(Agent(script, compaction=Compaction(keep=100)))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        await to_the_end(session, text(500, "first"))
+        await to_the_end(session, text(90, "second"))
+
+
+SHORTENED = [trim, summary, overflow]
+SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approval, *SHORTENED]
 
 
 @pytest.mark.soak  # its long form crashes each run that follows a crash as well
@@ -115,6 +168,8 @@ async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys
     def answered(kit: Kit) -> None:
         root = next(iter(kit.views().values()))
         assert list(root.ended.values())[-1].outcome == "answered"
+        made = sum(isinstance(node.body, entries.Compaction) for node in root.tree.values())
+        assert made == (1 if scenario in SHORTENED else 0)
 
     report = await crash_points(scenario, answered, crashes=2 if os.environ.get("WEFT_SOAK") else 1)
     with capsys.disabled():

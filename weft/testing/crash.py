@@ -322,7 +322,7 @@ class _Trial:
 
 def _spent(kit: Kit) -> Usage:
     root = next(iter(kit.views().values()))
-    return root.turns + root.delegated
+    return root.turns + root.summaries + root.delegated
 
 
 def _check(kit: Kit, spent: Usage, *, crashes: int) -> None:

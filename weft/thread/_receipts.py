@@ -118,7 +118,7 @@ def cancelled(receipt: str) -> entries.Receipt:
 
 def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Receipt:
     """A receipt's settlement, from how its child ended; the answer cut at `cap` bytes."""
-    usage = child.turns + child.delegated
+    usage = child.turns + child.summaries + child.delegated
     match end.outcome:
         case "answered" | "stopped":
             return entries.Receipt(receipt=receipt, state="done", stop=capped(end.text, cap), usage=usage)

@@ -89,9 +89,11 @@ def _open_work(view: View) -> tuple[str, ...]:
 async def ask_alone(model: Model, request: ModelRequest, clock: Clock, ids: Ids) -> tuple[Message, Finish]:
     """A model call outside any run."""
     reply = Reply(request.run_id, ids, None)
+    info = model.info()
     idle = Idle(clock)
     try:
-        await listen(model.stream(request), reply.take, idle, request.settings.idle, asyncio.current_task())
+        seconds = None if info.own_idle else request.settings.idle
+        await listen(model.stream(request), reply.take, idle, seconds, asyncio.current_task())
     finally:
         idle.close()
-    return reply.whole(model.info())
+    return reply.whole(info)

@@ -35,11 +35,12 @@ from weft._moves import (
     Steer,
     Submitted,
 )
+from weft._repair import History
 from weft._run import RunLoop
 from weft._tool import Tool
 from weft._toolcall import digest_of
 from weft.events import Compacted, TurnEnded, TurnStarted
-from weft.messages import ErrorInfo, ToolCall, ToolResult
+from weft.messages import ErrorInfo, Message, ToolCall, ToolResult
 from weft.model import Model
 from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
@@ -133,7 +134,7 @@ class TurnRunner:
         match fact:
             case Said():
                 if fact.usage is not None and self.loop is not None:
-                    self._reported = (fact.usage.tokens, len(self.loop.history()))
+                    self._reported = (fact.usage.tokens, _through(fact.message, self.loop.history()))
                 said = entries.Said(message=fact.message, usage=fact.usage, model=fact.model, finish=fact.finish)
                 return [said]
             case Started():
@@ -231,7 +232,8 @@ class TurnRunner:
         room = compaction.room(loop.setup.model.info())
         used = self._used(loop, compaction)
         if overflow:
-            room = room._replace(most=None)  # whatever was counted, it was too much
+            half = compaction.tokens.estimate(loop.history()) // 2
+            room = room._replace(most=None, keep=min(room.keep, half))  # whatever was counted, it was too much
         elif room.most is None or used <= room.most:
             return False
         await loop.recorded()
@@ -424,6 +426,11 @@ class TurnRunner:
         self.live.drop_records()
         if not self._revoked:
             await contain("turn", self.live.command(lambda view: fail(view, error)))
+
+
+def _through(message: Message, history: History) -> int:
+    """How many messages there are up to this one, which is one of the last."""
+    return next(place + 1 for place in reversed(range(len(history))) if history[place] is message)
 
 
 def _set(waiter: asyncio.Future[bool], value: bool) -> None:  # what it is done with
