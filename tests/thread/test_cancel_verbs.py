@@ -718,7 +718,6 @@ async def test_a_cancel_that_races_a_settlement_of_any_instant_settles_it_once(w
     assert fates == ({"done", "cancelled"} if where == "here" else {"done"})
 
 
-@pytest.mark.xfail(strict=True, reason="its own events end as lost; they do not go on with those of the journal")
 async def test_the_events_of_a_turn_that_was_taken_away_go_on_with_who_has_taken_it(place: Place) -> None:
     body = Body(effect="none")
     agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])

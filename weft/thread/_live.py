@@ -59,12 +59,14 @@ Failure: TypeAlias = BaseException
 class TurnLog:
     """What this process saw of a turn: its events, and the exception behind its end."""
 
-    __slots__ = ("cause", "events", "kept", "lost", "turn")
+    __slots__ = ("cause", "events", "kept", "lost", "taken", "turn")
 
     def __init__(self, turn: str) -> None:
         self.turn = turn
         self.events = EventLog()
         self.cause: BaseException | None = None
+        self.taken: int | None = None
+        """The position from which the journal goes on with the turn, where somebody else has taken it away."""
         self.lost: BaseException | None = None
         """Why the turn was given up here without an end."""
         self.kept: object = MISSING

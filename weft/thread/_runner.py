@@ -39,6 +39,7 @@ from weft._repair import History
 from weft._run import RunLoop
 from weft._tool import Tool
 from weft._toolcall import digest_of
+from weft.errors import Locked
 from weft.events import Compacted, TurnEnded, TurnStarted
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult
 from weft.model import Model
@@ -108,6 +109,8 @@ class TurnRunner:
         self._accepted: set[str] | None = None
         """The delegating calls whose receipts are of this turn."""
         self._revoked = False
+        self._told = live.head.count
+        """How many entries there were when the last of this turn was written here."""
         self._summarizer = summarizer
         self._reported = live.view.reported
         """Tokens of the last reply with all that went before, and how many messages those are."""
@@ -127,6 +130,7 @@ class TurnRunner:
         self.live.record(bodies, "hold" if ended is None else "release", self._recorded)
 
     def _recorded(self) -> None:
+        self._told = self.live.head.count
         if self.loop is not None:
             self.loop.feed(Recorded())
 
@@ -379,6 +383,8 @@ class TurnRunner:
         """The turn is somebody else's now, or cannot be written any more."""
         self._revoked = True
         self.log.lost = cause
+        if (cause is None or isinstance(cause, Locked)) and self.outcome() == "lost":
+            self.log.taken = self._told
         if self.loop is not None:
             self.loop.interrupt("revoke")
 
@@ -397,7 +403,8 @@ class TurnRunner:
         finally:
             if self.live.runner is self:
                 self.live.runner = None
-            self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
+            if self.log.taken is None:  # else its events go on with those of the journal
+                self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
             self.log.events.close()
             self._over = True
             self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find

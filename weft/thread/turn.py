@@ -213,6 +213,8 @@ class _EventIterator:
     def __init__(self, turn: Turn[Any]) -> None:
         self._turn = turn
         self._source: AsyncIterator[Event] | None = None
+        self._log: TurnLog | None = None
+        """What this process saw of it, while that is what is told."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -222,14 +224,24 @@ class _EventIterator:
             name = await self._turn._begun()
             live = self._turn._live
             log = live.log_of(name, self._turn._log)
+            self._log = log
             self._source = _Durable(live, name) if log is None else EventStream(log.events)
-        return await self._source.__anext__()
+        try:
+            return await self._source.__anext__()
+        except StopAsyncIteration:
+            log, self._log = self._log, None
+            if log is None or log.taken is None:
+                raise
+            self._source = _Durable(self._turn._live, log.turn, after=log.taken)
+            return await self._source.__anext__()
 
 
 class _Durable:
     """The events of a turn as far as its journal tells them."""
 
-    def __init__(self, live: Live, turn: str) -> None:
+    def __init__(self, live: Live, turn: str, *, after: int = 0) -> None:
+        self._after = after
+        """Entries before this position are only counted."""
         self._run = live.view.runs[turn]
         first = live.view.started_at.get(self._run, live.view.started_at[turn])
         self._watch = Watch(live, after=first)
@@ -251,7 +263,8 @@ class _Durable:
             if self._over:
                 raise StopAsyncIteration
             entry = await self._watch.__anext__()
-            self._ready = self._events(entry)
+            told = self._events(entry)
+            self._ready = told if entry.position >= self._after else []
         return self._ready.pop(0)
 
     def _events(self, entry: entries.Entry) -> list[Event]:
