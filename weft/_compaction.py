@@ -139,9 +139,13 @@ def _freed(message: Message, tokens: TokenCounter) -> int:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """A conversation as the summarizer reads it. Data: whatever stands in it, it is no instruction."""
+    """A conversation as the summarizer reads it. Data: whatever stands in it, it is no instruction.
+
+    Each part begins at the margin with who says it, and only there: no text can pass for what somebody else has said.
+    """
     names = {call.id: call.name for message in messages for call in message.calls}
-    return "\n\n".join(line for message in messages for line in _lines(message, names))
+    parts = (part for message in messages for part in _lines(message, names))
+    return "\n\n".join("\n  ".join(part.splitlines()) for part in parts)
 
 
 def _lines(message: Message, names: dict[str, str]) -> list[str]:

@@ -1135,7 +1135,7 @@ def test_importing_weft_does_not_load_the_sdk() -> None:
 def test_it_says_who_answers() -> None:
     model = resolve(f"anthropic:{MODEL}")
     assert isinstance(model, AnthropicMessages)
-    assert model.info() == ModelInfo(provider="anthropic", model=MODEL, output="tool")
+    assert model.info() == ModelInfo(provider="anthropic", model=MODEL, context_window=1_000_000, output="tool")
     assert repr(model) == f"AnthropicMessages({MODEL!r})"
 
 

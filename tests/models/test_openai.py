@@ -640,7 +640,7 @@ def test_importing_weft_does_not_load_the_sdk() -> None:
 
 def test_it_says_who_answers() -> None:
     model = OpenAIChat("gpt-5")
-    assert model.info() == ModelInfo(provider="openai", model="gpt-5", output="schema")
+    assert model.info() == ModelInfo(provider="openai", model="gpt-5", context_window=272_000, output="schema")
     assert repr(model) == "OpenAIChat('gpt-5')"
 
 

@@ -779,7 +779,9 @@ async def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch)
 def test_it_says_who_answers() -> None:
     model = resolve("openai-responses:gpt-5")
     assert isinstance(model, OpenAIResponses)
-    assert model.info() == ModelInfo(provider="openai-responses", model="gpt-5", output="schema")
+    assert model.info() == ModelInfo(
+        provider="openai-responses", model="gpt-5", context_window=272_000, output="schema"
+    )
     assert repr(model) == "OpenAIResponses('gpt-5')"
 
 

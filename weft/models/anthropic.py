@@ -48,6 +48,7 @@ from weft.model import (
 from weft.models._anthropic_body import PROVIDER, body_of
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._windows import ANTHROPIC, window_of
 
 __all__ = ["AnthropicMessages"]
 
@@ -69,12 +70,19 @@ class AnthropicMessages:
         client: Used as it is, and never closed.
         output: How structured output is asked for: `schema` is the server's JSON-schema mode; `tool`, a submission
             tool, works with every model.
+        context_window: Tokens that the model reads at most; absent: what is known of a model of this name, if it is.
     """
 
     def __init__(
-        self, model: str, *, client: AsyncAnthropic | None = None, output: Literal["schema", "tool"] = "tool"
+        self,
+        model: str,
+        *,
+        client: AsyncAnthropic | None = None,
+        output: Literal["schema", "tool"] = "tool",
+        context_window: int | None = None,
     ) -> None:
         self._model = model
+        self._window = window_of(model, context_window, ANTHROPIC)
         self._output = output
         self._clients = Clients(_ClientOfTheEnvironment, client)
 
@@ -82,8 +90,8 @@ class AnthropicMessages:
         return f"AnthropicMessages({self._model!r})"
 
     def info(self) -> ModelInfo:
-        """Who answers. The context window is not known."""
-        return ModelInfo(provider=PROVIDER, model=self._model, output=self._output)
+        """Who answers, and how much fits, where that is known."""
+        return ModelInfo(provider=PROVIDER, model=self._model, context_window=self._window, output=self._output)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply, streamed by the server or asked for whole, as the same events.

@@ -34,6 +34,7 @@ from weft.models._errors import unreadable
 from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
+from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, name_of
 
 __all__ = ["OpenAIChat"]
@@ -50,12 +51,19 @@ class OpenAIChat:
         client: Used as it is, and never closed.
         output: How structured output is asked for: `schema` is the server's JSON-schema mode; `tool`, a submission
             tool, is for compatible servers without it.
+        context_window: Tokens that the model reads at most; absent: what is known of a model of this name, if it is.
     """
 
     def __init__(
-        self, model: str, *, client: AsyncOpenAI | None = None, output: Literal["schema", "tool"] = "schema"
+        self,
+        model: str,
+        *,
+        client: AsyncOpenAI | None = None,
+        output: Literal["schema", "tool"] = "schema",
+        context_window: int | None = None,
     ) -> None:
         self._model = model
+        self._window = window_of(model, context_window, OPENAI)
         self._output = output
         self._clients = Clients(AsyncOpenAI, client)
 
@@ -63,8 +71,8 @@ class OpenAIChat:
         return f"OpenAIChat({self._model!r})"
 
     def info(self) -> ModelInfo:
-        """Who answers. The context window is not known."""
-        return ModelInfo(provider="openai", model=self._model, output=self._output)
+        """Who answers, and how much fits, where that is known."""
+        return ModelInfo(provider="openai", model=self._model, context_window=self._window, output=self._output)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply, streamed by the server or asked for whole, as the same events.

@@ -48,6 +48,7 @@ from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
 from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
 from weft.models._strict import openai_strict
+from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, is_own, name_of
 
 __all__ = ["OpenAIResponses"]
@@ -70,12 +71,19 @@ class OpenAIResponses:
         client: Used as it is, and never closed.
         output: How structured output is asked for: `schema` is the server's JSON-schema mode; `tool`, a submission
             tool, is for compatible servers without it.
+        context_window: Tokens that the model reads at most; absent: what is known of a model of this name, if it is.
     """
 
     def __init__(
-        self, model: str, *, client: AsyncOpenAI | None = None, output: Literal["schema", "tool"] = "schema"
+        self,
+        model: str,
+        *,
+        client: AsyncOpenAI | None = None,
+        output: Literal["schema", "tool"] = "schema",
+        context_window: int | None = None,
     ) -> None:
         self._model = model
+        self._window = window_of(model, context_window, OPENAI)
         self._output = output
         self._clients = Clients(AsyncOpenAI, client)
         self._encrypted = True
@@ -84,8 +92,8 @@ class OpenAIResponses:
         return f"OpenAIResponses({self._model!r})"
 
     def info(self) -> ModelInfo:
-        """Who answers. The context window is not known."""
-        return ModelInfo(provider=_PROVIDER, model=self._model, output=self._output)
+        """Who answers, and how much fits, where that is known."""
+        return ModelInfo(provider=_PROVIDER, model=self._model, context_window=self._window, output=self._output)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The reply, streamed by the server or asked for whole, as the same events.
