@@ -462,6 +462,39 @@ async def test_an_uncertain_call_is_asked_again_and_never_run_by_a_branch(where:
         await same_after_reopening(where, store, session)
 
 
+async def test_an_approved_call_that_became_uncertain_is_asked_about_as_uncertain_under_its_key(where: Where) -> None:
+    """Whoever runs it again knowingly gives the key under which it may have been done already."""
+    never, go, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    keys: list[str] = []
+
+    @tool(approval=True)
+    async def charge(ctx: Context, item: int) -> str:
+        keys.append(ctx.call.idempotency_key)
+        started.set()
+        if not go.is_set():
+            await never.wait()
+        return f"charge {item}"
+
+    agent = Tools().agent(tools=[charge])
+    async with open_store(where, grace=0) as store:
+        session = await store.create(agent)
+        await session.ask("do charge 1")
+        await session.decide(approve(session.pending[0]))
+        await started.wait()
+    go.set()
+    async with open_store(where) as store:
+        session = await store.open(session.id, agent)
+        await session.resume()
+        await session.settled_or_waiting()
+        await (await session.decide(resolve(session.pending[0], "it was charged"))).wait()
+        await session.branch(place(session, 1))
+        assert [request.kind for request in session.pending] == ["uncertain"]
+        await (await session.decide(approve(session.pending[0]))).wait()
+        assert len(keys) == 2
+        assert keys[0] == keys[1]
+        await same_after_reopening(where, store, session)
+
+
 # Delegations.
 
 
