@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.thread.talk import told
 from weft import Agent, Compaction, ModelRequest, Usage, tool
 from weft.model import ModelError
 from weft.pool import Pool
-from weft.testing import Script, call, calls, reply, say
+from weft.testing import CountingIds, ManualClock, Script, call, calls, reply, say
 from weft.testing.crash import Kit, crash_points
-from weft.thread import OpenStore, Session, approve, entries, resolve
+from weft.thread import Memory, OpenStore, Session, approve, entries, open_store, resolve
 
 
 @tool(effect="none")
@@ -50,6 +51,11 @@ async def to_the_end(session: Session, prompt: str) -> None:
     """What an application does: go on, send, decide whatever waits, until the prompt is answered."""
     await session.resume()
     await session.send(prompt, key=prompt)
+    await all_decided(session)
+
+
+async def all_decided(session: Session) -> None:
+    """Decide whatever waits, until nothing does."""
     await session.settled_or_waiting()
     while session.pending:
         request = session.pending[0]
@@ -159,7 +165,116 @@ async def overflow(kit: Kit) -> None:
 
 
 SHORTENED = [trim, summary, overflow]
-SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approval, *SHORTENED]
+
+
+async def branching(kit: Kit) -> None:
+    """An approved call is branched back to, asked again, approved again; then all begins anew."""
+    script = Script(calls(call("look", order="1"), call("refund", order="2")), say("refunded"))
+    agent = kit.watch(Agent(script, tools=[look, refund]))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        for prompt, leaves in (("refund it", 0), ("once more", 1), ("from the beginning", 2)):
+            if leaves and await branched(store, session) < leaves:
+                await to_the_end(session, "refund it")
+                await session.branch(session.path[1].id if leaves == 1 else None)
+            await to_the_end(session, prompt if leaves != 1 else "refund it")
+
+
+async def branched(store: OpenStore, session: Session) -> int:
+    """How often a session has been branched."""
+    await session.refresh()
+    return len([entry async for entry in store.watch(session.id, until=session.head) if entry.kind == "leaf"])
+
+
+async def forking(kit: Kit) -> None:
+    """A parked session is forked once; both are decided, and go on."""
+    script = Script(calls(call("look", order="1"), call("refund", order="2")), say("refunded"), say("fine"))
+    agent = kit.watch(Agent(script, tools=[look, refund]))
+    async with kit.open() as store:
+        session = await session_of(store, agent)
+        await session.resume()
+        await session.send("refund it", key="refund it")
+        await session.settled_or_waiting()
+        fork = await found(store, agent, "fork") or await session.fork(meta={"scenario": "fork"})
+        for each in (session, fork):
+            await each.resume()
+            await all_decided(each)
+            await to_the_end(each, "and now?")
+
+
+async def found(store: OpenStore, agent: Agent, scenario: str) -> Session | None:
+    async for info in store.list(meta={"scenario": scenario}):
+        return await store.open(info.thread, agent)
+    return None
+
+
+async def parked_text() -> str:
+    """The text of a session that waits for a person; always the same."""
+    script = Script(calls(call("look", order="1"), call("refund", order="2")))
+    async with open_store(Memory(), clock=ManualClock(), ids=CountingIds("x")) as store:
+        session = await session_of(store, Agent(script, tools=[look, refund]))
+        await session.ask("refund it", key="refund it")
+        return await store.export(session.id)
+
+
+async def restoring(kit: Kit) -> None:
+    """A parked session comes from elsewhere, and goes on here."""
+    text = await parked_text()
+    script = Script(calls(call("look", order="1"), call("refund", order="2")), say("refunded"), say("fine"))
+    agent = kit.watch(Agent(script, tools=[look, refund]))
+    async with kit.open() as store:
+        if await found(store, agent, "crash") is None:
+            await store.restore(text)
+        session = await session_of(store, agent)
+        await to_the_end(session, "refund it")
+        await to_the_end(session, "and now?")
+
+
+async def deleting(kit: Kit) -> None:
+    """A session with children does its work and is deleted; another one keeps note of that."""
+    helper = kit.watch(Agent(Script(call("look", order="7"), say("seen")), name="helper", tools=[look]))
+    pool = Pool(2)
+    tools = [pool.wrap("help", helper, description="Helps.")]
+    desk = Agent(Script(calls(call("help", prompt="a"), call("help", prompt="b")), say("done")), tools=tools)
+    keeper = Agent(Script(say("noted")))
+    async with kit.open() as store, pool:
+        session = await session_of(store, keeper)
+        if not session.notes:
+            doomed = await store.create(desk, key="doomed")
+            await to_the_end(doomed, "get help")
+            await store.delete(doomed.id, children=True)
+            await session.note("deleted", doomed.id)
+        await to_the_end(session, "it is gone")
+
+
+SCENARIOS = [
+    one_tool,
+    parallel,
+    two_turns,
+    approval,
+    delegation,
+    nested_approval,
+    branching,
+    forking,
+    restoring,
+    deleting,
+    *SHORTENED,
+]
+
+
+def _each_once(scenario: Callable[[Kit], object], kit: Kit) -> None:
+    """What a scenario does once is done once, whatever crashed on the way."""
+    written = [entry for _, found in kit.entries().values() for entry in found]
+    branches = sum(entry.kind == "leaf" for entry in written)
+    assert branches == (2 if scenario is branching else 0)
+    if scenario is forking:
+        origin, fork = kit.views().values()
+        assert fork.header.origin is not None
+        assert fork.header.origin.thread == origin.header.thread
+        said = [[line for line in told(view.messages) if line[0] != "["] for view in (origin, fork)]
+        assert said[0] == said[1]  # a result may be uncertain in one of them only
+    if scenario is deleting:
+        assert len(kit.views()) == 1
 
 
 @pytest.mark.soak  # its long form crashes each run that follows a crash as well
@@ -167,9 +282,12 @@ SCENARIOS = [one_tool, parallel, two_turns, approval, delegation, nested_approva
 async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys: pytest.CaptureFixture[str]) -> None:
     def answered(kit: Kit) -> None:
         root = next(iter(kit.views().values()))
-        assert list(root.ended.values())[-1].outcome == "answered"
         made = sum(isinstance(node.body, entries.Compaction) for node in root.tree.values())
         assert made == (1 if scenario in SHORTENED else 0)
+        for view in kit.views().values():
+            assert list(view.ended.values())[-1].outcome == "answered"
+            assert not view.undecided
+        _each_once(scenario, kit)
 
     report = await crash_points(scenario, answered, crashes=2 if os.environ.get("WEFT_SOAK") else 1)
     with capsys.disabled():

@@ -37,8 +37,13 @@ class FailingStore(MemoryStore):
 
     disk: Disk
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
-        return refused() if self.disk.full() else super().create(thread, line, index)
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        return refused() if self.disk.full() else super().create(thread, line, index, more)
+
+    async def delete(self, thread: str, expect: Head) -> None:
+        if self.disk.full():
+            raise StoreFailed("the disk is full")
+        await super().delete(thread, expect)
 
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.thread.talk import Tools, journal, lines_of, place, request_of, talker, told, with_bodies
 from tests.thread.test_view import shown, valid_for_a_provider
@@ -457,6 +459,39 @@ async def test_an_uncertain_call_is_asked_again_and_never_run_by_a_branch(where:
         assert ran == [1, 1]
         assert keys[0] == keys[1]  # it is the same across attempts, where no approval was asked
         assert told(session.messages)[2] == "[charge 1]"
+        await same_after_reopening(where, store, session)
+
+
+async def test_an_approved_call_that_became_uncertain_is_asked_about_as_uncertain_under_its_key(where: Where) -> None:
+    """Whoever runs it again knowingly gives the key under which it may have been done already."""
+    never, go, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    keys: list[str] = []
+
+    @tool(approval=True)
+    async def charge(ctx: Context, item: int) -> str:
+        keys.append(ctx.call.idempotency_key)
+        started.set()
+        if not go.is_set():
+            await never.wait()
+        return f"charge {item}"
+
+    agent = Tools().agent(tools=[charge])
+    async with open_store(where, grace=0) as store:
+        session = await store.create(agent)
+        await session.ask("do charge 1")
+        await session.decide(approve(session.pending[0]))
+        await started.wait()
+    go.set()
+    async with open_store(where) as store:
+        session = await store.open(session.id, agent)
+        await session.resume()
+        await session.settled_or_waiting()
+        await (await session.decide(resolve(session.pending[0], "it was charged"))).wait()
+        await session.branch(place(session, 1))
+        assert [request.kind for request in session.pending] == ["uncertain"]
+        await (await session.decide(approve(session.pending[0]))).wait()
+        assert len(keys) == 2
+        assert keys[0] == keys[1]
         await same_after_reopening(where, store, session)
 
 
@@ -1179,3 +1214,75 @@ async def test_what_is_described_is_set_removed_and_else_stays(where: Where, too
         await session.describe(title="")
         assert session.title is None
         await same_after_reopening(where, store, session)
+
+
+async def test_a_session_some_of_whose_calls_are_decided_waits_for_the_others(where: Where, tools: Tools) -> None:
+    async with open_store(where) as store:
+        session = await store.create(tools.agent())
+        await session.ask("do pay 1, pay 2")
+        await session.decide(approve(session.pending[1]))
+        await session.settled_or_waiting()
+        assert [request.args for request in session.pending] == ['{"item": 1}']
+        assert tools.ran == []
+        await session.decide(approve(session.pending[0]))
+        await session.settled_or_waiting()
+        assert told(session.messages)[-1] == "read pay 1|pay 2"
+
+
+# Anything in any order.
+
+PROMPTS = ("one", "do look 1", "do pay 1", "do pay 1, look 2, pay 3", "do help look", "do help pay, pay 4")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(0, len(PROMPTS) - 1)),
+        st.tuples(st.sampled_from(["approve", "deny", "resolve", "cancel", "branch", "fork"]), st.integers(0, 40)),
+    ),
+    min_size=2,
+    max_size=12,
+)
+
+
+async def step(session: Session, verb: str, n: int) -> Session:
+    """One step, where it can be taken; the session to go on with."""
+    tree = list(session._live.view.tree)
+    if verb == "send":
+        await session.send(PROMPTS[n])
+    elif verb == "cancel":
+        await session.cancel()
+        await session.resume()
+    elif verb in ("approve", "deny", "resolve") and session.pending:
+        request = session.pending[n % len(session.pending)]
+        made = {"approve": approve(request), "deny": deny(request, "no"), "resolve": resolve(request, "so")}
+        await session.decide(made[verb])
+    elif verb == "branch" and session._live.view.phase == "idle":
+        await session.branch((None, *tree)[n % (len(tree) + 1)])
+    elif verb == "fork" and tree:
+        session = await session.fork(tree[n % len(tree)])
+    for _ in range(20):
+        if session._live.view.at_rest():
+            return session
+        await settle()
+    raise AssertionError(f"after {verb} {n} the session comes to no rest")
+
+
+@settings(max_examples=40)
+@given(STEPS)
+async def test_whatever_is_done_the_history_is_valid_and_the_same_after_reopening(steps: list[tuple[str, int]]) -> None:
+    data, tools = Memory(), Tools()
+    asked: set[str] = set()
+    decided: set[str] = set()
+    async with open_store(data) as store, Pool(3) as pool:
+        session = await store.create(delegating(tools, pool))
+        for verb, n in steps:
+            before = {request.id for request in session.pending}
+            after = await step(session, verb, n)
+            fresh = {request.id for request in after.pending} - before
+            assert not fresh & asked  # an id that was given once is never given again
+            asked |= fresh
+            decided |= before - {request.id for request in session.pending}
+            assert not decided & {request.id for request in session.pending}
+            session = after
+            await same_after_reopening(data, store, session)
+        ended = session._live.view.ended.values()
+        assert all(end.outcome in ("answered", "parked", "cancelled") for end in ended)  # no request was refused
+        assert len(set(tools.keys)) == len(tools.keys)

@@ -489,6 +489,8 @@ async def rich(store: OpenStore, tools: Tools, *, end: str) -> Session:
         await session.ask("right")
         return session
     await session.ask("two")
+    if end == "emptied":
+        await session.branch(None)
     if end == "parked":
         await session.ask("do pay 4, look 5, pay 6, look 7")
     return session
@@ -549,8 +551,7 @@ async def test_of_a_journal_with_any_one_line_lost_the_rest_is_saved(tools: Tool
             assert new.header.origin is not None
             body = entries[n].kind
             copied = [entry.id for entry in new.path[: new.header.origin.copied]]
-            if body != "leaf":
-                assert copied == expected(entries, session, n), (n, body)
+            assert copied == expected(entries, session, n), (n, body)
             assert new.meta == {"a": "1"}
             assert new.title == (None if body == "info" else "title")
             if body not in ("request", "message"):
@@ -558,7 +559,7 @@ async def test_of_a_journal_with_any_one_line_lost_the_rest_is_saved(tools: Tool
             await goes_on(new)
 
 
-@pytest.mark.parametrize("end", ["idle", "parked", "branched"])
+@pytest.mark.parametrize("end", ["idle", "parked", "branched", "emptied"])
 async def test_of_a_sound_journal_all_is_saved(tools: Tools, end: str) -> None:
     async with open_store(Memory()) as store:
         session = await rich(store, tools, end=end)
@@ -621,7 +622,7 @@ async def test_lines_that_are_missing_from_a_file_are_lost_and_the_rest_is_saved
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["idle", "parked", "branched"]), st.sets(st.integers(1, 60), max_size=12))
+@given(st.sampled_from(["idle", "parked", "branched", "emptied"]), st.sets(st.integers(1, 60), max_size=12))
 async def test_whatever_is_lost_what_is_saved_is_valid_and_goes_on(end: str, places: set[int]) -> None:
     tools = Tools()
     data = Memory()

@@ -74,7 +74,7 @@ class _Queued:
 
 
 class CrashStore(MemoryStore):
-    """A memory store that commits in batches, and can be cut before, inside and after each append."""
+    """A memory store that commits in batches, and can be cut before, inside and after each append or deletion."""
 
     def __init__(self, kit: Kit, owner: str) -> None:
         super().__init__(kit.data, owner=owner, ttl=30.0, clock=kit.clock, survives=True)
@@ -88,6 +88,9 @@ class CrashStore(MemoryStore):
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
     ) -> asyncio.Future[Appended]:
         return self._enqueue(thread, partial(self._append, thread, lines, expect, lease, index))
+
+    async def delete(self, thread: str, expect: Head) -> None:
+        await self._enqueue(thread, partial(self._delete, thread, expect))
 
     def _enqueue(self, thread: str, work: Callable[[], object]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

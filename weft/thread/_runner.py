@@ -280,14 +280,18 @@ class TurnRunner:
         return False
 
     def idempotency_key(self, call: str) -> str:
-        """A digest of (thread, call, its approval request or nothing)."""
-        run = self.live.view.run
+        """A digest of (thread, call, its approval request or nothing).
+
+        What is uncertain, and asked about again at a branch, is still the occurrence that was approved before.
+        """
+        run, requests = self.live.view.run, self.live.view.requests
         found = None if run is None else run.calls.get(call)
-        approval = ""
-        for name in () if found is None else found.requests:
-            if self.live.view.requests[name].body.kind == "approval":
-                approval = name
-        return digest_of(f"{self.live.id}\n{call}\n{approval}")
+        own = [] if found is None else found.requests
+        approvals = [name for name in own if requests[name].body.kind == "approval"]
+        if own and not approvals:
+            earlier = (name for name, asked in requests.items() if asked.body.call == call)
+            approvals = [name for name in earlier if requests[name].body.kind == "approval"]
+        return digest_of(f"{self.live.id}\n{call}\n{approvals[-1] if approvals else ''}")
 
     def late(self, call: ToolCall, result: Callable[[], Coroutine[Any, Any, ToolResult]]) -> None:
         """Keep what came too late as an audit entry."""

@@ -287,14 +287,9 @@ class View:
             return not self.queue and all(self._waits(self.receipts[name]) for name in self.unsettled)
         if run.cancelled is not None:
             return False
-        return (
-            all(
-                self._waits(self.receipts[call.receipt]) if call.receipt is not None else not self.call_closed(call)
-                for call in self.open_calls()
-                if call.receipt is None or self.receipts[call.receipt].settled is None
-            )
-            and not self.resumable()
-        )
+        # what was decided moves no sooner than the rest of its boundary
+        delegated = (self.receipts[call.receipt] for call in self.open_calls() if call.receipt is not None)
+        return all(r.settled is not None or self._waits(r) for r in delegated) and not self.resumable()
 
     def waits(self, turn: str) -> bool:
         """Whether this turn is parked, and all that is open in it waits for a decision."""

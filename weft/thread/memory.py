@@ -108,12 +108,7 @@ class MemoryStore:
 
     async def delete(self, thread: str, expect: Head) -> None:
         self._check_open()
-        found = self._find(thread)
-        if found.head != expect:
-            raise Stale(thread, found.head)
-        if self._live(found):
-            raise Locked(thread, found.owner)
-        del self._data._threads[thread]
+        self._delete(thread, expect)
 
     async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
         self._check_open()
@@ -154,6 +149,14 @@ class MemoryStore:
             threads[thread] = _Thread(lines=lines, head=head, index=index, order=self._data._created)
             self._data._created += 1
         return threads[thread].lines[0]
+
+    def _delete(self, thread: str, expect: Head) -> None:
+        found = self._find(thread)
+        if found.head != expect:
+            raise Stale(thread, found.head)
+        if self._live(found):
+            raise Locked(thread, found.owner)
+        del self._data._threads[thread]
 
     def _append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
