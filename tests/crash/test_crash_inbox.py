@@ -16,7 +16,7 @@ from weft import Agent, Message, ModelRequest, Usage, tool
 from weft.errors import Dropped, TurnCancelled
 from weft.pool import Pool
 from weft.testing import Script, call, calls, reply, say
-from weft.testing.crash import CrashFailed, Kit, _check_input, crash_points
+from weft.testing.crash import CrashFailed, CrashReport, Kit, _check_input, crash_points
 from weft.thread import Entry, Session, approve, resolve
 from weft.thread._view import View
 from weft.thread.entries import Header, Inbox, Said
@@ -217,7 +217,7 @@ SCENARIOS: list[tuple[Callable[[Kit], Any], Callable[[View], None]]] = [
 @pytest.mark.soak  # its long form crashes each run that follows a crash as well
 @pytest.mark.parametrize(("scenario", "holds"), SCENARIOS)
 async def test_every_crash_point_of_the_inbox_and_of_cancelling_holds(
-    scenario: Callable[[Kit], Any], holds: Callable[[View], None], capsys: pytest.CaptureFixture[str]
+    scenario: Callable[[Kit], Any], holds: Callable[[View], None], tell: Callable[[str, CrashReport], None]
 ) -> None:
     def check(kit: Kit) -> None:
         views = list(kit.views().values())
@@ -225,8 +225,7 @@ async def test_every_crash_point_of_the_inbox_and_of_cancelling_holds(
         assert not any(view.undecided for view in views)
 
     report = await crash_points(scenario, check, crashes=2 if os.environ.get("WEFT_SOAK") else 1)
-    with capsys.disabled():
-        print(f"\n{scenario.__name__}: {report}")
+    tell(scenario.__name__, report)
     assert len(report.points) > 10
 
 

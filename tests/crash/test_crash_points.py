@@ -12,7 +12,7 @@ from weft import Agent, Compaction, ModelRequest, Usage, tool
 from weft.model import ModelError
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, reply, say
-from weft.testing.crash import Kit, crash_points
+from weft.testing.crash import CrashReport, Kit, crash_points
 from weft.thread import Memory, OpenStore, Session, approve, entries, open_store, resolve
 
 
@@ -279,7 +279,9 @@ def _each_once(scenario: Callable[[Kit], object], kit: Kit) -> None:
 
 @pytest.mark.soak  # its long form crashes each run that follows a crash as well
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_every_crash_point_holds(
+    scenario: Callable[[Kit], object], tell: Callable[[str, CrashReport], None]
+) -> None:
     def answered(kit: Kit) -> None:
         root = next(iter(kit.views().values()))
         made = sum(isinstance(node.body, entries.Compaction) for node in root.tree.values())
@@ -290,6 +292,5 @@ async def test_every_crash_point_holds(scenario: Callable[[Kit], object], capsys
         _each_once(scenario, kit)
 
     report = await crash_points(scenario, answered, crashes=2 if os.environ.get("WEFT_SOAK") else 1)
-    with capsys.disabled():
-        print(f"\n{scenario.__name__}: {report}")
+    tell(scenario.__name__, report)
     assert len(report.points) > 10
