@@ -208,8 +208,8 @@ SCENARIOS = [
 
 def _each_once(scenario: Callable[[Kit], object], kit: Kit) -> None:
     """What a scenario does once is done once, whatever crashed on the way."""
-    entries = [entry for _, found in kit.entries().values() for entry in found]
-    branches = sum(entry.kind == "leaf" for entry in entries)
+    written = [entry for _, found in kit.entries().values() for entry in found]
+    branches = sum(entry.kind == "leaf" for entry in written)
     assert branches == (2 if scenario is branching else 0)
     if scenario is forking:
         origin, fork = kit.views().values()
