@@ -22,8 +22,9 @@ from weft.testing import ManualClock, Script, call, calls, hold, reply, say
 from weft.testing.script import Answer
 from weft.thread import Memory, OpenStore, Session, approve, deny, open_store, resolve
 from weft.thread._codec import decode_lines
+from weft.thread._turns import Plan
 from weft.thread._view import View, evolve, fold
-from weft.thread.entries import Header
+from weft.thread.entries import Compaction, Header
 
 Where: TypeAlias = Memory | str
 
@@ -1151,6 +1152,33 @@ async def test_a_fork_outlives_its_origin(where: Where, tools: Tools) -> None:
         await store.delete(origin.id)
         await (await fork.decide(approve(fork.pending[0]))).wait()
         await same_after_reopening(where, store, fork)
+
+
+async def test_a_compaction_is_read_on_its_path_and_on_no_other(where: Where, tools: Tools) -> None:
+    script = talker()
+    async with open_store(where) as store:
+        session = await store.create(tools.agent(script))
+        for text in ("one", "two", "three"):
+            await session.ask(text)
+        kept, before = place(session, 4), place(session, -1)
+        body = Compaction(keep=kept, summary="They talked.", usage=Usage(input_tokens=7), before=90, after=20)
+        await session._live.command(lambda _: Plan(bodies=(body,), lease="claim_once"))
+        at = place(session, -1)
+        assert session.path[-1].summary == "They talked."
+        fork = await session.fork()
+        assert (fork.usage.total, session.usage.summaries) == (Usage(), Usage(input_tokens=7))
+        for each in (session, fork):
+            await each.ask("on")
+            assert request_of(script) == ["> They talked.", "> three", "re three", "> on"]
+            await each.branch(before)
+            await each.ask("on")
+            assert request_of(script)[0] == "> one"
+            assert request_of(script)[-3:] == ["> three", "re three", "> on"]
+            await each.branch(at)
+            await each.ask("on")
+            assert request_of(script) == ["> They talked.", "> three", "re three", "> on"]
+            await same_after_reopening(where, store, each)
+        assert session.usage.summaries == Usage(input_tokens=7)
 
 
 # Notes, titles, metadata.

@@ -25,7 +25,8 @@ from weft.testing import Script, hold, say
 from weft.testing.crash import Kit
 from weft.thread import Entry, Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._codec import chain, decode_lines, digest_line, encode_body
-from weft.thread.entries import Note
+from weft.thread._turns import Plan
+from weft.thread.entries import Compaction, Note
 from weft.thread.store import Head
 
 
@@ -489,11 +490,22 @@ async def rich(store: OpenStore, tools: Tools, *, end: str) -> Session:
         await session.ask("right")
         return session
     await session.ask("two")
+    if end == "compacted":
+        await compact(session, keep=place(session, 2), stub="(left out)", before=90, after=80)
+        await session.ask("three")
+        await compact(session, keep=place(session, -2), summary="They talked.", before=90, after=20)
+        await session.ask("four")
     if end == "emptied":
         await session.branch(None)
     if end == "parked":
         await session.ask("do pay 4, look 5, pay 6, look 7")
     return session
+
+
+async def compact(session: Session, **what: Any) -> None:
+    """What a compaction writes."""
+    body = Compaction(**what)
+    await session._live.command(lambda _: Plan(bodies=(body,), lease="claim_once"))
 
 
 async def salvaged_whole(store: OpenStore, tools: Tools, session: Session, lost: Sequence[int]) -> Session:
@@ -522,14 +534,20 @@ async def goes_on(session: Session) -> None:
 
 
 def expected(entries: Sequence[Entry], session: Session, lost: int) -> list[str]:
-    """The entries of the path that are left: without the lost one, and without results whose call is lost."""
+    """The entries of the path that are left: all but the lost one, and what is nothing without it.
+
+    That is the result of a lost call, and a compaction that keeps what comes after a lost message.
+    """
     known = {entry.id: entry.position for entry in entries}
     left: list[str] = []
     asked: set[str] = set()
     for entry in session.path:
         if known[entry.id] == lost:
             continue
+        body = entries[known[entry.id]].body
         if entry.result is not None and entry.result.call not in asked:
+            continue
+        if isinstance(body, Compaction) and known[body.keep] == lost:
             continue
         if entry.message is not None:
             asked = {call.id for call in entry.message.calls}
@@ -537,7 +555,7 @@ def expected(entries: Sequence[Entry], session: Session, lost: int) -> list[str]
     return left
 
 
-@pytest.mark.parametrize("end", ["idle", "parked", "branched"])
+@pytest.mark.parametrize("end", ["idle", "parked", "branched", "compacted"])
 async def test_of_a_journal_with_any_one_line_lost_the_rest_is_saved(tools: Tools, end: str) -> None:
     data = Memory()
     async with open_store(data) as store:
@@ -559,7 +577,7 @@ async def test_of_a_journal_with_any_one_line_lost_the_rest_is_saved(tools: Tool
             await goes_on(new)
 
 
-@pytest.mark.parametrize("end", ["idle", "parked", "branched", "emptied"])
+@pytest.mark.parametrize("end", ["idle", "parked", "branched", "emptied", "compacted"])
 async def test_of_a_sound_journal_all_is_saved(tools: Tools, end: str) -> None:
     async with open_store(Memory()) as store:
         session = await rich(store, tools, end=end)
@@ -622,7 +640,9 @@ async def test_lines_that_are_missing_from_a_file_are_lost_and_the_rest_is_saved
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(["idle", "parked", "branched", "emptied"]), st.sets(st.integers(1, 60), max_size=12))
+@given(
+    st.sampled_from(["idle", "parked", "branched", "emptied", "compacted"]), st.sets(st.integers(1, 60), max_size=12)
+)
 async def test_whatever_is_lost_what_is_saved_is_valid_and_goes_on(end: str, places: set[int]) -> None:
     tools = Tools()
     data = Memory()
