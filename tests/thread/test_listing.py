@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tests.thread.talk import Tools, damaged, place, talker, told
+from tests.thread.talk import Tools, damaged, lines_of, place, talker, told
 from weft import Agent, Busy, Closed
-from weft.errors import NotFound, WrongCall
+from weft.errors import Corrupt, NotFound, WrongCall
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, hold, say
 from weft.thread import Entry, Memory, OpenStore, ThreadInfo, approve, deny, open_store
@@ -622,3 +622,36 @@ async def test_the_events_of_a_turn_elsewhere_end_as_it_does_whenever_they_are_r
 
 async def _last_kinds(events: Any) -> list[str]:
     return [event.kind async for event in events][-2:]
+
+
+async def test_a_child_that_is_waited_for_goes_only_with_its_parent(where: Where, tools: Tools) -> None:
+    async with open_store(where) as one, open_store(where) as two, Pool(3) as pool:
+        session = await one.create(desk(tools, pool))
+        await session.send("do help pay")
+        await session.settled_or_waiting()
+        (receipt,) = session.receipts
+        for store in (one, two):
+            with pytest.raises(Busy, match="its parent waits for"):
+                await store.delete(receipt.child, children=True)
+        with pytest.raises(WrongCall, match="fork it"):
+            await (await two.open(receipt.child)).branch(None)
+        await session.cancel()
+        await session.settled_or_waiting()
+        await two.delete(receipt.child, children=True)
+        assert [info.thread for info in await everything(one)] == [session.id]
+
+
+async def test_a_thread_that_cannot_be_read_can_be_deleted(tools: Tools) -> None:
+    data = Memory()
+    async with open_store(data) as store:
+        session = await store.create(tools.agent())
+        await session.ask("hello")
+        lines = list(lines_of(data, session.id))
+        damaged(data, session.id, [*lines[:2], b"nonsense", *lines[3:]])
+    async with open_store(data) as store:
+        with pytest.raises(Corrupt):
+            await store.open(session.id)
+        await store.delete(session.id)
+        with pytest.raises(NotFound):
+            await store.open(session.id)
+        assert await everything(store) == []

@@ -37,9 +37,11 @@ def branch(view: View, to: str | None, *, owner: str, fresh: str, now: float) ->
         now: The store's time.
 
     Raises:
-        WrongCall: The session has no such entry.
+        WrongCall: The session has no such entry, or is a child.
         Busy: A turn runs or is parked.
     """
+    if view.header.parent is not None:
+        raise WrongCall(f"session {view.header.thread!r} is a child, whose parent waits for it; fork it instead")
     if to is not None and to not in view.tree:
         raise WrongCall(f"session {view.header.thread!r} has no message or result {to!r}; see session.path for those")
     check_idle(view)

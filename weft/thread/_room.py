@@ -16,6 +16,9 @@ from weft.model import Finish, Model, ModelError, ModelRequest, Settings
 from weft.thread import entries
 from weft.thread._view import View
 
+LONGEST = 8_192
+"""Tokens that a summary may take at most; more than some models write at once is refused by their providers."""
+
 Ask: TypeAlias = Callable[[Model, ModelRequest], Awaitable[tuple[Message, Finish]]]
 
 
@@ -72,7 +75,7 @@ def _request(text: str, room: Room, view: View) -> ModelRequest:
         instructions=_texts.SUMMARIZE,
         messages=(Message.user(text),),
         tools=(),
-        settings=Settings(max_tokens=room.reserve),
+        settings=Settings(max_tokens=min(room.reserve, LONGEST)),
         run_id=view.header.thread if view.run is None else view.run.run,
         position=None,
     )

@@ -18,7 +18,18 @@ from weft._agent import Agent, check_allowed, narrower, permissions
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
-from weft.errors import Busy, Closed, InvalidDecision, Locked, NotFound, NotPending, Stale, WeftError, WrongCall
+from weft.errors import (
+    Busy,
+    Closed,
+    Corrupt,
+    InvalidDecision,
+    Locked,
+    NotFound,
+    NotPending,
+    Stale,
+    WeftError,
+    WrongCall,
+)
 from weft.messages import clean_text
 from weft.thread import _approvals, _cancelling, _upkeep, entries
 from weft.thread._actor import Actor
@@ -45,6 +56,8 @@ OutputT = TypeVar("OutputT")
 GRACE = 25.0
 """Seconds that leaving waits for what runs."""
 PAGE = 100
+_BEHIND = 2**40
+"""A position that no thread has: to load nothing but where it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -483,23 +496,42 @@ class OpenStore:
 
         Raises:
             NotFound: No thread has this id.
-            Busy: It runs a turn, or has delegations that are not settled; with `children`, or one of them runs one.
-                Some of them may be gone by then.
+            Busy: It runs a turn, has delegations that are not settled, or is a child that its parent waits for; with
+                `children`, or one of them runs a turn. Some of them may be gone by then.
         """
         self.check_open()
+        if await self._is_waited_for(thread):
+            raise Busy(f"thread {thread!r} is a child that its parent waits for; cancel it, or delete the parent")
+        await self._delete_tree(thread, children=children)
+
+    async def _is_waited_for(self, thread: str) -> bool:
+        """Whether a parent would start the child anew, if it was gone. Not of one that cannot be read."""
+        try:
+            parent = (await self._as_it_is(thread)).view.header.parent
+            view = None if parent is None else (await self._as_it_is(parent)).view
+        except (Corrupt, NotFound):
+            return False
+        return view is not None and any(view.receipts[name].accepted.child == thread for name in view.unsettled)
+
+    async def _delete_tree(self, thread: str, *, children: bool) -> None:
         if children:
             async for child in self.list(kind=None, parent=thread):
-                await self.delete(child.thread, children=True)
+                await self._delete_tree(child.thread, children=True)
         while not await self._delete(thread, children=children):
             pass
 
     async def _delete(self, thread: str, *, children: bool) -> bool:
-        """Delete this thread as it is; False where it has moved on meanwhile."""
-        live = await self._as_it_is(thread)
-        if live.view.unsettled and not children:
-            raise Busy(f"thread {thread!r} has delegations that are not settled; see children=True")
+        """Delete this thread as it is, also where it cannot be read; False where it has moved on meanwhile."""
         try:
-            await self.store.delete(thread, live.head)
+            live = await self._as_it_is(thread)
+        except Corrupt:
+            live, head = self.live(thread), (await self.store.load(thread, _BEHIND)).head
+        else:
+            head = live.head
+            if live.view.unsettled and not children:
+                raise Busy(f"thread {thread!r} has delegations that are not settled; see children=True")
+        try:
+            await self.store.delete(thread, head)
         except Stale:
             return False
         except Locked:

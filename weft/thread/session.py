@@ -326,7 +326,7 @@ class Session(Generic[OutputT]):
             entry: The `id` of one of `path`, or of an earlier path; None is the very beginning.
 
         Raises:
-            WrongCall: The session has no such entry.
+            WrongCall: The session has no such entry, or is a child; that can be forked.
             Busy: A turn runs or is parked; wait for it, or cancel it.
             StoreFailed: The store could not write. Nothing was written.
         """
