@@ -228,7 +228,7 @@ class View:
         """By turn: its entry's position."""
         self.runs: dict[str, str] = {}
         """By turn: its run."""
-        self.notes: tuple[Entry, ...] = ()
+        self.notes: list[Entry] = []
         self.turns: Usage = NO_USAGE
         self.summaries: Usage = NO_USAGE
         self.delegated: Usage = NO_USAGE
@@ -365,7 +365,7 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
                 view.summaries += body.usage or UNKNOWN_CALL
             _read_again(view)
         case Note():
-            view.notes = (*view.notes, entry)
+            view.notes.append(entry)
         case Header() | Info() | Audit():
             pass
         case _:
