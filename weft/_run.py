@@ -515,7 +515,8 @@ class RunLoop:
                 break
         while since and not since[0].records:
             since.pop(0)
-        self._look_recorded()
+        if self._settled is not None:
+            self._look_recorded()
 
     def _look_recorded(self) -> None:
         if not self._since and self._settled is not None and not self._settled.done():
@@ -524,7 +525,10 @@ class RunLoop:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Emit():
-                self._emit(effect.event)
+                if self._told is not None:
+                    self._emit_again(effect.event)
+                elif self._events is not None:
+                    self._events.push(effect.event)
             case Record():
                 self._remember(effect)
                 if self._recorder.durable:
@@ -546,7 +550,8 @@ class RunLoop:
                 self.over = True
                 self._wake()
 
-    def _emit(self, event: Event) -> None:
+    def _emit_again(self, event: Event) -> None:
+        """What an input causes that is fed again: told, unless it was before."""
         if self._told is not None and event.kind in self._told:
             self._told.remove(event.kind)
         elif self._events is not None:

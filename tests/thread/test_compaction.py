@@ -977,13 +977,13 @@ async def test_any_split_of_the_journal_gives_the_same_reading(store: OpenStore)
     header, *rest = await journal(store, session)
     assert isinstance(header.body, Header)
     whole = fold(header.body, rest)
-    shown = [(whole.messages, whole.marks, whole.replies, whole.reported, whole.summaries)]
+    shown = [(whole.messages, whole.replies, whole.reported, whole.summaries)]
     for place in range(len(rest)):
         view = fold(header.body, rest[:place])
         assert view.messages is not None
         for entry in rest[place:]:
             evolve(view, entry)
-        shown.append((view.messages, view.marks, view.replies, view.reported, view.summaries))
+        shown.append((view.messages, view.replies, view.reported, view.summaries))
     assert all(one == shown[0] for one in shown)
     assert session.messages == whole.messages
 

@@ -225,7 +225,7 @@ class Actor:
             live.context = live.contexts.pop(item, None)
         setup = agent._setup(deps=self.deps, chain=self.chain, allow=view.header.permissions, stored=True)
         log = live.log = TurnLog(run.turn)
-        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests, agent._resolved)
+        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests, agent)
         settled, tail = view.transcript.fork()
         limits = run.limits.stricter(agent.limits)  # the stored rule wins over a laxer one
         loop = RunLoop(

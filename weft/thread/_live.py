@@ -108,6 +108,11 @@ class World(Protocol):
         """Keep what could not be gone on with."""
         ...
 
+    @property
+    def observed(self) -> bool:
+        """Whether anybody is told what is committed."""
+        ...
+
     def committed(self, thread: str, entries: Sequence[Entry]) -> None:
         """Entries of this process were committed."""
         ...
@@ -264,7 +269,8 @@ class Live:
             there already; then what is here must be forgotten.
         """
         line, created = self._begin(header)
-        created.add_done_callback(partial(self._created, header, line))
+        if self.world.observed:
+            created.add_done_callback(partial(self._created, header, line))
         return line, created
 
     def _begin(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
@@ -372,7 +378,8 @@ class Live:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
         now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
-        for place, body in enumerate(bodies, self._next.count):  # a guess, mended when it is sent
+        first = self._records[-1].entries[-1].position + 1 if self._records and done else self._next.count
+        for place, body in enumerate(bodies, first):  # a guess, mended when it is sent
             name = self.world.ids.new() if turn is None or not isinstance(body, TurnStarted) else turn
             tree = type(body) in TREE
             parent = self._next_leaf if tree else None

@@ -14,7 +14,7 @@ from weft._reply import Reply
 from weft.messages import Message, Usage
 from weft.model import Finish, Model, ModelError, ModelRequest, Settings
 from weft.thread import entries
-from weft.thread._view import View
+from weft.thread._view import View, read
 
 LONGEST = 8_192
 """Tokens that a summary may take at most; more than some models write at once is refused by their providers."""
@@ -47,12 +47,13 @@ async def shorter(
         ModelError: The summarizer failed.
         Unusable: Its answer was cut, refused or empty.
     """
-    messages, tokens = view.transcript.messages, compaction.tokens
-    summarized = bool(view.marks) and isinstance(view.tree[view.marks[0]].body, entries.Compaction)
+    reading, tokens = read(view.path(view.leaf)), compaction.tokens
+    messages, marks = reading.transcript.messages, reading.marks
+    summarized = bool(marks) and isinstance(view.tree[marks[0]].body, entries.Compaction)
     found = cut(messages, used, room, tokens, summarized=summarized)
     if found is None:
         return None
-    keep = view.marks[found.place]
+    keep = marks[found.place]
     if found.trims:
         return entries.Compaction(keep=keep, stub=_texts.LEFT_OUT, before=found.before, after=found.after)
     message, finish = await ask(summarizer, _request(as_text(messages[: found.place]), room, view))

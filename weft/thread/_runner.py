@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from weft import _texts
+from weft._agent import Agent
 from weft._compaction import Compaction
 from weft._contain import Contained, contain
 from weft._moves import (
@@ -42,7 +43,6 @@ from weft._toolcall import digest_of
 from weft.errors import Locked
 from weft.events import Compacted, TurnEnded, TurnStarted
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult
-from weft.model import Model
 from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
 from weft.thread._receipts import child_id, over
@@ -91,7 +91,7 @@ class TurnRunner:
         log: TurnLog,
         tools: Mapping[str, Tool[Any]],
         rests: Callable[[TurnRunner], None],
-        summarizer: Callable[[Model | str | None], Model],
+        agent: Agent[Any, Any],
     ) -> None:
         self.live = live
         self.thread: str | None = live.id
@@ -111,7 +111,7 @@ class TurnRunner:
         self._revoked = False
         self._told = live.head.count
         """How many entries there were when the last of this turn was written here."""
-        self._summarizer = summarizer
+        self._agent = agent
         self._reported = live.view.reported
         """Tokens of the last reply with all that went before, and how many messages those are."""
         self._writing: asyncio.Future[bool] | None = None
@@ -137,8 +137,7 @@ class TurnRunner:
     def _bodies(self, fact: Fact) -> list[Body]:
         match fact:
             case Said():
-                if fact.usage is not None and self.loop is not None:
-                    self._reported = (fact.usage.tokens, _through(fact.message, self.loop.history()))
+                self._note_usage(fact)
                 said = entries.Said(message=fact.message, usage=fact.usage, model=fact.model, finish=fact.finish)
                 return [said]
             case Started():
@@ -160,6 +159,12 @@ class TurnRunner:
                     usage=fact.usage,
                 )
                 return [end]
+
+    def _note_usage(self, fact: Said) -> None:
+        """What the provider has reported counts where the conversation may have to be made shorter."""
+        loop = self.loop
+        if loop is not None and loop.setup.compaction is not None and fact.usage is not None:
+            self._reported = (fact.usage.tokens, _through(fact.message, loop.history()))
 
     def _started(self, starts: tuple[Start, ...]) -> list[Body]:
         calls = tuple(StartedCall(call=s.call, attempt=s.attempt, effect=s.effect, digest=s.digest) for s in starts)
@@ -241,7 +246,7 @@ class TurnRunner:
         elif room.most is None or used <= room.most:
             return False
         await loop.recorded()
-        model = self._summarizer(compaction.summarizer)
+        model = self._agent._resolved(compaction.summarizer)
         outcome = await contain("model", shorter(self.live.view, compaction, room, used, model, loop.aside))
         if isinstance(outcome, Contained):
             self._no_room = True  # not again at each step

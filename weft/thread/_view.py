@@ -173,7 +173,6 @@ class View:
         "keys",
         "leaf",
         "limits",
-        "marks",
         "notes",
         "queue",
         "receipts",
@@ -201,8 +200,6 @@ class View:
         """All entries of the tree that say something, also those of abandoned branches."""
         self.transcript = Transcript()
         """What the model reads: the path to the leaf, with what a compaction put in place of its beginning."""
-        self.marks: list[str] = []
-        """By message of the transcript: the entry that has made it whole."""
         self.replies = 0
         """Assistant messages on the path."""
         self.reported: tuple[int, int] | None = None
@@ -228,7 +225,7 @@ class View:
         """By turn: its entry's position."""
         self.runs: dict[str, str] = {}
         """By turn: its run."""
-        self.notes: list[Entry] = []
+        self.notes: list[Entry] | tuple[()] = ()
         self.turns: Usage = NO_USAGE
         self.summaries: Usage = NO_USAGE
         self.delegated: Usage = NO_USAGE
@@ -365,6 +362,8 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
                 view.summaries += body.usage or UNKNOWN_CALL
             _read_again(view)
         case Note():
+            if not isinstance(view.notes, list):
+                view.notes = []
             view.notes.append(entry)
         case Header() | Info() | Audit():
             pass
@@ -381,15 +380,8 @@ def fold(header: Header, entries: Iterable[Entry]) -> View:
 
 
 def _grow(view: View, entry: Entry) -> None:
-    """This entry is the leaf, and has made the messages whole that have come with it."""
-    name = entry.id
-    view.tree[name] = entry
-    view.leaf = name
-    missing = len(view.transcript.messages) - len(view.marks)
-    if missing == 1:
-        view.marks.append(name)
-    elif missing:
-        view.marks += [name] * missing
+    view.tree[entry.id] = entry
+    view.leaf = entry.id
 
 
 class Reading(NamedTuple):
@@ -403,7 +395,7 @@ class Reading(NamedTuple):
 
 
 def _read_again(view: View) -> None:
-    view.transcript, view.marks, view.replies = read(view.path(view.leaf))
+    view.transcript, _, view.replies = read(view.path(view.leaf))
     view.reported = None
 
 

@@ -195,6 +195,11 @@ class OpenStore:
         """Start a task in the store's group."""
         self._host.spawn(work, name=name, context=context)
 
+    @property
+    def observed(self) -> bool:
+        """Whether anybody is told what is committed."""
+        return bool(self._observers)
+
     def committed(self, thread: str, committed: Sequence[Entry]) -> None:
         """Tell observers of entries that this process has committed."""
         for observer in self._observers:
