@@ -1,4 +1,4 @@
-"""Runs a scenario of `test_crash_inbox` on SQLite, and kills its own process at one moment.
+"""Runs a scenario of `test_crash_inbox` or `test_crash_points` on SQLite, and kills its own process at one moment.
 
     python -m tests.crash.inbox_killer steers FILE
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.crash import test_crash_inbox as scenarios
+from tests.crash import test_crash_inbox, test_crash_points
 from tests.crash.killer import KillingStore, Moments, die
 from weft import Agent
 from weft._tool import Tool
@@ -41,10 +41,10 @@ class KillKit:
         if tool._delegate is not None:
             return tool
 
-        async def body() -> object:
+        async def body(**arguments: Any) -> object:
             if self._moments.next("body"):
                 die()
-            value = await tool.function()
+            value = await tool.function(**arguments)
             if self._moments.next("body"):
                 die()
             return value
@@ -53,9 +53,10 @@ class KillKit:
 
 
 def main(scenario: str, file: str, fatal: str | None) -> None:
-    scenarios.Work.pause = 0.002
+    test_crash_inbox.Work.pause = 0.002
     kit: Any = KillKit(Path(file), Moments(fatal))
-    asyncio.run(getattr(scenarios, scenario)(kit))
+    module = test_crash_inbox if hasattr(test_crash_inbox, scenario) else test_crash_points
+    asyncio.run(getattr(module, scenario)(kit))
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ class KillingStore(SQLiteStore):
         self._sent: set[asyncio.Future[Any]] = set()
         self._dying = False
 
-    def create(self, thread: str, line: bytes, index: Index) -> asyncio.Future[bytes]:
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
         self._names[thread] = index.name
         if self._stops(thread):
             return asyncio.get_running_loop().create_future()
-        return self._send(super().create(thread, line, index))
+        return self._send(super().create(thread, line, index, more))
 
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None

@@ -1,4 +1,4 @@
-"""Processes that steer, interrupt and cancel are killed, one at each moment; the next one brings all to its end."""
+"""Processes that steer, interrupt, cancel, branch, fork and summarize are killed; the next brings all to its end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from tests.crash.test_crash_inbox import cancelled, cancels_a_tree, interrupted, interrupts, steered, steers
+from tests.crash.test_crash_points import SHORTENED, branching, forking
 from tests.crash.test_kill import ROOT, SOAK, STALLED, all_hold, spread
 from weft.testing.crash import _check_decisions, _check_input, _check_starts
 from weft.thread import open_store
 from weft.thread._codec import decode_lines
 from weft.thread._view import View, fold
-from weft.thread.entries import Header
+from weft.thread.entries import Compaction, Header
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here"),
@@ -40,7 +41,7 @@ async def views(file: Path) -> list[View]:
     """Every thread's view, the root's first; each is at rest, and sound."""
     found: list[View] = []
     async with open_store(f"sqlite:///{file}") as store:
-        async for header in store.list():
+        async for header in store.list(children=True):
             loaded = await store.store.load(header.thread)
             first, *entries = decode_lines(loaded.lines, header.thread, 0)
             assert isinstance(first.body, Header)
@@ -57,8 +58,25 @@ async def views(file: Path) -> list[View]:
     return found
 
 
+def answered(view: View) -> None:
+    assert list(view.ended.values())[-1].outcome == "answered"
+
+
+def shortened(view: View) -> None:
+    answered(view)
+    assert sum(isinstance(entry.body, Compaction) for entry in view.tree.values()) == 1
+
+
 @pytest.mark.parametrize(
-    ("scenario", "holds"), [(steers, steered), (interrupts, interrupted), (cancels_a_tree, cancelled)]
+    ("scenario", "holds"),
+    [
+        (steers, steered),
+        (interrupts, interrupted),
+        (cancels_a_tree, cancelled),
+        (branching, answered),
+        (forking, answered),
+        *((scenario, shortened) for scenario in SHORTENED),
+    ],
 )
 def test_the_process_may_die_at_any_moment(
     scenario: Callable[[Any], object],
