@@ -186,8 +186,9 @@ class ModelError(Exception):
     Args:
         message: What happened, without keys or headers.
         code: `MODEL_AUTH`, `MODEL_CONNECTION`, `MODEL_CONTEXT` (too long), `MODEL_CONTRACT` (the stream breaks the
-            seam's rules), `MODEL_CUT` (it ended early), `MODEL_DENIED`, `MODEL_RATE_LIMIT`, `MODEL_REQUEST`,
-            `MODEL_SERVER`, `MODEL_TIMEOUT`, or `MODEL` for any other. An open string.
+            seam's rules), `MODEL_CUT` (it ended early), `MODEL_DENIED`, `MODEL_QUOTA` (no credit left),
+            `MODEL_RATE_LIMIT`, `MODEL_REQUEST`, `MODEL_SERVER`, `MODEL_TIMEOUT`, or `MODEL` for any
+            other. An open string.
         retry_after: Seconds that the server asks to wait, where it said so.
     """
 

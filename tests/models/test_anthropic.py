@@ -17,6 +17,7 @@ import respx
 from anthropic import AsyncAnthropic
 
 from tests.models.respx_bridge import respx_client
+from tests.models.served import BROKEN, REFUSED_KEY
 from weft._ports import SystemIds
 from weft._repair import repair
 from weft._reply import Reply
@@ -41,7 +42,7 @@ from weft.models.resolve import resolve
 Json = dict[str, Any]
 Answer = Callable[[], httpx2.Response]
 
-KEY = "sk-ant-Secret-0123456789"
+KEY = "sk-Secret-0123456789"
 URL = "http://model.test/v1/messages"
 MODEL = "claude-opus-5"
 OLD = "claude-haiku-4-5"
@@ -887,7 +888,19 @@ STATUSES = [
         "MODEL_CONTEXT",
         "the server answered 400 (invalid_request_error)",
     ),
-    (401, {"type": "authentication_error"}, "MODEL_AUTH", "the server answered 401 (authentication_error)"),
+    (
+        401,
+        {"type": "authentication_error"},
+        "MODEL_AUTH",
+        f"the server answered 401 (authentication_error){REFUSED_KEY}",
+    ),
+    (402, {"type": "billing_error"}, "MODEL_QUOTA", "the server answered 402 (billing_error)"),
+    (
+        400,
+        {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API"},
+        "MODEL_QUOTA",
+        "the server answered 400 (invalid_request_error)",
+    ),
     (403, {"type": "permission_error"}, "MODEL_AUTH", "the server answered 403 (permission_error)"),
     (
         404,
@@ -926,7 +939,7 @@ async def test_how_long_to_wait_is_told(headers: dict[str, str], wait: float | N
 async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
     error = {"message": f"invalid x-api-key: {KEY}", "type": KEY, "details": {"error_code": f"invalid_{KEY}"}}
     failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
-    assert str(failure) == "the server answered 401"
+    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
 
 
 @pytest.mark.parametrize(
@@ -952,17 +965,15 @@ async def test_an_error_in_the_middle_of_a_stream_is_typed(error: object, code: 
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"),
-        (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION"),
-    ],
+    ("error", "code", "text"),
+    BROKEN,
 )
 @BOTH
-async def test_a_broken_connection_is_a_typed_error(error: Exception, code: str, settings: Settings) -> None:
+async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
+    error: Exception, code: str, text: str, settings: Settings
+) -> None:
     failure = await Server(raises(error)).failure(settings=settings)
-    assert failure.code == code
-    assert KEY not in str(failure)
+    assert (failure.code, str(failure)) == (code, text)
 
 
 @pytest.mark.parametrize(

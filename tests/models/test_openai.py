@@ -15,7 +15,9 @@ from tests.models import served
 from tests.models.served import (
     ADD,
     BOTH,
+    BROKEN,
     KEY,
+    REFUSED_KEY,
     WHOLE,
     Answer,
     Cut,
@@ -486,13 +488,20 @@ STATUSES = [
         401,
         {"type": "invalid_request_error", "code": "invalid_api_key"},
         "MODEL_AUTH",
-        "the server answered 401 (invalid_request_error, invalid_api_key)",
+        f"the server answered 401 (invalid_request_error, invalid_api_key){REFUSED_KEY}",
     ),
     (403, {}, "MODEL_AUTH", "the server answered 403"),
     (404, {"code": "model_not_found"}, "MODEL_REQUEST", "the server answered 404 (model_not_found)"),
     (408, {}, "MODEL_TIMEOUT", "the server answered 408"),
     (422, {"type": ["odd"]}, "MODEL_REQUEST", "the server answered 422"),
+    (402, {}, "MODEL_QUOTA", "the server answered 402"),
     (429, {"type": "requests"}, "MODEL_RATE_LIMIT", "the server answered 429 (requests)"),
+    (
+        429,
+        {"type": "insufficient_quota", "code": "insufficient_quota"},
+        "MODEL_QUOTA",
+        "the server answered 429 (insufficient_quota, insufficient_quota)",
+    ),
     (500, {"type": "server_error"}, "MODEL_SERVER", "the server answered 500 (server_error)"),
     (503, f"{KEY} is not known", "MODEL_SERVER", "the server answered 503"),
 ]
@@ -512,7 +521,7 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
 async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
     error = {"message": f"Incorrect API key provided: {KEY}", "type": KEY, "code": f"invalid_{KEY}"}
     failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
-    assert str(failure) == "the server answered 401"
+    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
 
 
 @pytest.mark.parametrize(
@@ -521,6 +530,7 @@ async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Setti
         ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
         ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
         ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+        ({"message": "pay", "type": "insufficient_quota"}, "MODEL_QUOTA"),
         ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
         ("it broke", "MODEL_SERVER"),
     ],
@@ -534,17 +544,15 @@ async def test_an_error_in_the_middle_of_a_stream_is_typed(error: object, code: 
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"),
-        (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION"),
-    ],
+    ("error", "code", "text"),
+    BROKEN,
 )
 @BOTH
-async def test_a_broken_connection_is_a_typed_error(error: Exception, code: str, settings: Settings) -> None:
+async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
+    error: Exception, code: str, text: str, settings: Settings
+) -> None:
     failure = await Server(raises(error)).failure(settings=settings)
-    assert failure.code == code
-    assert KEY not in str(failure)
+    assert (failure.code, str(failure)) == (code, text)
 
 
 @pytest.mark.parametrize(
@@ -618,6 +626,22 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
         await anext(OpenAIChat("gpt-5").stream(asked()))
     assert caught.value.code == "MODEL_AUTH"
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
+
+
+async def test_a_refused_key_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://user:{KEY}@{host}:{port}/v1")
+        with pytest.raises(ModelError) as caught:
+            await anext(OpenAIChat("gpt-5").stream(asked()))
+    told = f"the server answered 401; check OPENAI_API_KEY, and that it is a key of {host}:{port}"
+    assert str(caught.value) == told
 
 
 async def test_a_client_that_could_not_be_made_is_made_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:

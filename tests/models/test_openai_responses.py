@@ -15,7 +15,9 @@ from tests.models import served
 from tests.models.served import (
     ADD,
     BOTH,
+    BROKEN,
     KEY,
+    REFUSED_KEY,
     WHOLE,
     Answer,
     Cut,
@@ -676,6 +678,7 @@ async def test_a_last_event_without_a_reply_is_a_typed_error(last: object) -> No
         (401, {"code": "invalid_api_key"}, "MODEL_AUTH"),
         (404, {"code": "model_not_found"}, "MODEL_REQUEST"),
         (429, {"type": "requests"}, "MODEL_RATE_LIMIT"),
+        (429, {"code": "insufficient_quota"}, "MODEL_QUOTA"),
         (503, f"{KEY} is not known", "MODEL_SERVER"),
     ],
 )
@@ -693,21 +696,19 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
 async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
     error = {"message": f"Incorrect API key provided: {KEY}", "type": KEY, "code": f"invalid_{KEY}"}
     failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
-    assert str(failure) == "the server answered 401"
+    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"),
-        (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION"),
-    ],
+    ("error", "code", "text"),
+    BROKEN,
 )
 @BOTH
-async def test_a_broken_connection_is_a_typed_error(error: Exception, code: str, settings: Settings) -> None:
+async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
+    error: Exception, code: str, text: str, settings: Settings
+) -> None:
     failure = await Server(raises(error)).failure(settings=settings)
-    assert failure.code == code
-    assert KEY not in str(failure)
+    assert (failure.code, str(failure)) == (code, text)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from weft.errors import WrongCall
 from weft.events import TextDelta
 from weft.messages import Message
 from weft.model import Finish, ModelEvent, Position, ReasoningChunk, TextChunk, WholeCall
-from weft.models import TRANSIENT, fallback, retry
+from weft.models import FALLBACK, TRANSIENT, fallback, retry
 from weft.testing import ManualClock, Script, call, fail, override, say
 from weft.testing.clock import settle
 from weft.thread import open_store
@@ -137,7 +137,7 @@ async def test_a_failure_that_may_pass_is_tried_again_with_the_same_request(code
     assert model.requests == [REQUEST, REQUEST]
 
 
-@pytest.mark.parametrize("code", FINAL)
+@pytest.mark.parametrize("code", [*FINAL, "MODEL_QUOTA"])
 async def test_a_failure_that_would_come_again_leaves_at_once(code: str) -> None:
     failure = error(code)
     with pytest.raises(ModelError) as caught:
@@ -341,7 +341,7 @@ async def test_the_first_model_answers_if_it_can() -> None:
     assert second.requests == []
 
 
-@pytest.mark.parametrize("code", sorted(TRANSIENT))
+@pytest.mark.parametrize("code", [*sorted(TRANSIENT), "MODEL_QUOTA"])
 async def test_the_next_model_is_asked_and_signs_its_reply(code: str) -> None:
     first, second = Strict("a", [error(code)]), Strict("b", [HELLO, STOP])
     assert await played(fallback(first, second)) == [HELLO, replace(STOP, by=second.info())]
@@ -358,7 +358,7 @@ async def test_a_failure_that_the_next_model_would_not_mend_leaves_at_once(code:
 
 
 async def test_only_the_codes_that_were_told_lead_to_the_next_model() -> None:
-    model = fallback(Strict("a", [error("MODEL_CONTEXT")]), Strict("b", [STOP]), codes=TRANSIENT | {"MODEL_CONTEXT"})
+    model = fallback(Strict("a", [error("MODEL_CONTEXT")]), Strict("b", [STOP]), codes=FALLBACK | {"MODEL_CONTEXT"})
     assert len(await played(model)) == 1
 
 

@@ -31,11 +31,16 @@ class Clients(Generic[C]):
     Args:
         make: Makes a client, which is entered; what it reads of the environment, it reads then.
         given: A client that is used as it is, and never closed.
+        variable: The environment variable that holds the key.
+
+    Attributes:
+        key: Where the key comes from, in words.
     """
 
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[C]], given: C | None) -> None:
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[C]], given: C | None, *, variable: str) -> None:
         self._make = make
         self._given = given
+        self.key = variable if given is None else "the key of the client"
         self._owned: dict[asyncio.AbstractEventLoop, tuple[C, AsyncGenerator[C]]] = {}
 
     async def here(self) -> C:

@@ -11,12 +11,15 @@ from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 from weft.model import ModelError, Settings
 from weft.models._client import Clients
-from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._errors import Asked, connection_failed, retry_after, status_code, timed_out, told, unreadable
 
-__all__ = ["Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
+__all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
 
 Json: TypeAlias = dict[str, Any]
 Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
+
+
+KEY = "OPENAI_API_KEY"
 
 
 async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
@@ -28,7 +31,7 @@ async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
     try:
         return await clients.here()
     except OpenAIError as error:
-        text = "no API key: set OPENAI_API_KEY, or give the model a client"
+        text = f"no API key: set {KEY}, or give the model a client"
         raise ModelError(text, code="MODEL_AUTH") from error
 
 
@@ -43,31 +46,47 @@ def arguments_text(arguments: object) -> str | None:
 
 
 @contextmanager
-def model_errors() -> Iterator[None]:
-    """Turn the SDK's errors into ones that are safe to store."""
+def model_errors(client: AsyncOpenAI, key: str) -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store.
+
+    Args:
+        client: Who asks; its server is named.
+        key: Where its key comes from.
+    """
     try:
         yield
     except OpenAIError as error:
-        raise _model_error(error) from error
+        asked = Asked(client.base_url.netloc.decode("ascii"), key)
+        raise _model_error(error, asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
         raise unreadable() from error
 
 
-def _model_error(error: OpenAIError) -> ModelError:
+def _model_error(error: OpenAIError, asked: Asked) -> ModelError:
     """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
     match error:
         case APITimeoutError():
-            return timed_out()
+            return timed_out(asked)
         case APIConnectionError():
-            return connection_failed()
+            return connection_failed(asked)
         case APIStatusError():
-            text, wait = f"the server answered {error.status_code}", retry_after(error.response.headers)
-            words = (error.type, error.code)
-            return told(text, status_code(error.status_code), words, too_long=_too_long(error.message), wait=wait)
+            return _refused(error, asked)
         case APIError():  # in the middle of a stream
             return failed(error.message, error.type, error.code)
         case _:
             return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
+
+
+def _refused(error: APIStatusError, asked: Asked) -> ModelError:
+    status = error.status_code
+    return told(
+        f"the server answered {status}",
+        status_code(status),
+        (error.type, error.code),
+        too_long=_too_long(error.message),
+        wait=retry_after(error.response.headers),
+        asked=asked if status == 401 else None,
+    )
 
 
 def failed(message: object, *words: object) -> ModelError:

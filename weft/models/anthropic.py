@@ -47,11 +47,12 @@ from weft.model import (
 )
 from weft.models._anthropic_body import PROVIDER, body_of
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._errors import Asked, connection_failed, retry_after, status_code, timed_out, told, unreadable
 from weft.models._windows import ANTHROPIC, window_of
 
 __all__ = ["AnthropicMessages"]
 
+_KEY = "ANTHROPIC_API_KEY"
 _Json: TypeAlias = dict[str, Any]
 _Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
 
@@ -84,7 +85,7 @@ class AnthropicMessages:
         self._model = model
         self._window = window_of(model, context_window, ANTHROPIC)
         self._output = output
-        self._clients = Clients(_ClientOfTheEnvironment, client)
+        self._clients = Clients(_ClientOfTheEnvironment, client, variable=_KEY)
 
     def __repr__(self) -> str:
         return f"AnthropicMessages({self._model!r})"
@@ -103,7 +104,7 @@ class AnthropicMessages:
         body = _arguments(body_of(self._model, request))
         client = await self._client()
         reply = _Reply()
-        with _model_errors():
+        with _model_errors(client, self._clients.key):
             if request.settings.stream:
                 async with await client.messages.create(**body, stream=True) as events:
                     async for event in events:
@@ -127,7 +128,7 @@ class _ClientOfTheEnvironment:
     """
 
     async def __aenter__(self) -> AsyncAnthropic:
-        text = "no API key: set ANTHROPIC_API_KEY, or give the model a client"
+        text = f"no API key: set {_KEY}, or give the model a client"
         try:
             self._made = AsyncAnthropic()
         except AnthropicError as error:
@@ -352,39 +353,43 @@ def _usage(spent: dict[str, int]) -> Usage | None:
 
 
 @contextmanager
-def _model_errors() -> Iterator[None]:
-    """Turn the SDK's errors into ones that are safe to store."""
+def _model_errors(client: AsyncAnthropic, key: str) -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store; name the client's server, and where its key is from."""
+    asked = Asked(client.base_url.netloc.decode("ascii"), key)
     try:
         yield
     except AnthropicError as error:
-        raise _model_error(error) from error
+        raise _model_error(error, asked) from error
     except httpx2.TimeoutException as error:  # the SDK lets these through while it streams
-        raise timed_out() from error
+        raise timed_out(asked) from error
     except httpx2.TransportError as error:
-        raise connection_failed() from error
+        raise connection_failed(asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError, httpx2.DecodingError) as error:
         raise unreadable() from error
 
 
-def _model_error(error: AnthropicError) -> ModelError:
+def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
     """The status and the vendor's words for it; never a header, a key, or a text that might quote one."""
     match error:
         case APITimeoutError():
-            return timed_out()
+            return timed_out(asked)
         case APIConnectionError():
-            return connection_failed()
+            return connection_failed(asked)
         case APIStatusError(status_code=status) if status >= 400:
-            return _told(f"the server answered {status}", error, status_code(status))
+            refuser = asked if status == 401 else None
+            return _told(f"the server answered {status}", error, status_code(status), refuser)
         case APIStatusError():  # in the middle of a stream
-            return _told("the server reported an error", error, _code_of(error.type))
+            return _told("the server reported an error", error, _code_of(error.type), None)
         case _:
             return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
 
 
-def _told(text: str, error: APIStatusError, code: str) -> ModelError:
+def _told(text: str, error: APIStatusError, code: str, asked: Asked | None) -> ModelError:
     too_long = "prompt is too long" in error.message or "exceed context limit" in error.message
+    if "credit balance is too low" in error.message:  # an invalid_request_error, by its type
+        code = "MODEL_QUOTA"
     wait = retry_after(error.response.headers)
-    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait)
+    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait, asked=asked)
 
 
 def _code_of(word: object) -> str:
@@ -392,7 +397,7 @@ def _code_of(word: object) -> str:
     match word:
         case "authentication_error" | "permission_error":
             return "MODEL_AUTH"
-        case "invalid_request_error" | "not_found_error" | "billing_error":
+        case "invalid_request_error" | "not_found_error":
             return "MODEL_REQUEST"
         case "timeout_error":
             return "MODEL_TIMEOUT"

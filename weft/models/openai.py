@@ -31,7 +31,7 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, model_errors
+from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
@@ -65,7 +65,7 @@ class OpenAIChat:
         self._model = model
         self._window = window_of(model, context_window, OPENAI)
         self._output = output
-        self._clients = Clients(AsyncOpenAI, client)
+        self._clients = Clients(AsyncOpenAI, client, variable=KEY)
 
     def __repr__(self) -> str:
         return f"OpenAIChat({self._model!r})"
@@ -82,9 +82,10 @@ class OpenAIChat:
         """
         check_allowed()
         body = _body(self._model, request)
-        completions = (await client_here(self._clients)).chat.completions
+        client = await client_here(self._clients)
+        completions = client.chat.completions
         reply = _Reply()
-        with model_errors():
+        with model_errors(client, self._clients.key):
             if request.settings.stream:
                 answer = completions.create(**body, stream=True, stream_options={"include_usage": True})
                 async with await answer as chunks:

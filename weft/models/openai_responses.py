@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Literal
 
 from openai import AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
+from openai.resources.responses import AsyncResponses
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -46,7 +47,7 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
+from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, is_own, name_of
@@ -85,7 +86,7 @@ class OpenAIResponses:
         self._model = model
         self._window = window_of(model, context_window, OPENAI)
         self._output = output
-        self._clients = Clients(AsyncOpenAI, client)
+        self._clients = Clients(AsyncOpenAI, client, variable=KEY)
         self._encrypted = True
 
     def __repr__(self) -> str:
@@ -103,9 +104,10 @@ class OpenAIResponses:
         """
         check_allowed()
         body = _body(self._model, request)
+        client = await client_here(self._clients)
         reply = _Reply()
-        with model_errors():
-            answer = await self._ask(body, request.settings.stream)
+        with model_errors(client, self._clients.key):
+            answer = await self._ask(client.responses, body, request.settings.stream)
             if isinstance(answer, AsyncStream):
                 async with answer as events:
                     async for event in events:
@@ -116,8 +118,9 @@ class OpenAIResponses:
                     yield given
         yield reply.finish()
 
-    async def _ask(self, body: Json, stream: bool) -> Response | AsyncStream[ResponseStreamEvent]:
-        responses = (await client_here(self._clients)).responses
+    async def _ask(
+        self, responses: AsyncResponses, body: Json, stream: bool
+    ) -> Response | AsyncStream[ResponseStreamEvent]:
         if self._encrypted:
             try:
                 return await responses.create(**body, include=["reasoning.encrypted_content"], stream=stream)

@@ -14,14 +14,16 @@ from weft._ports import Clock, SystemClock, chance
 from weft.model import Finish, Model, ModelError, ModelEvent, ModelInfo, ModelRequest
 from weft.models.resolve import resolve
 
-__all__ = ["TRANSIENT", "fallback", "retry"]
+__all__ = ["FALLBACK", "TRANSIENT", "fallback", "retry"]
 
 TRANSIENT = frozenset({"MODEL_CONNECTION", "MODEL_CUT", "MODEL_RATE_LIMIT", "MODEL_SERVER", "MODEL_TIMEOUT"})
-"""Codes of failures that may pass: what `retry` and `fallback` act on unless told otherwise.
+"""Codes of failures that may pass: what `retry` acts on unless told otherwise.
 
-The others say that the same would happen again (`MODEL_AUTH`, `MODEL_CONTEXT`, `MODEL_CONTRACT`, `MODEL_REQUEST`) or
-that somebody forbade it (`MODEL_DENIED`).
+The others say that the same would happen again (`MODEL_AUTH`, `MODEL_CONTEXT`, `MODEL_CONTRACT`, `MODEL_QUOTA`,
+`MODEL_REQUEST`) or that somebody forbade it (`MODEL_DENIED`).
 """
+FALLBACK = TRANSIENT | {"MODEL_QUOTA"}
+"""Codes of failures that another model may not have: what `fallback` acts on unless told otherwise."""
 
 _log = logging.getLogger("weft")
 
@@ -68,7 +70,7 @@ def retry(
     return _Retry(_model(model), pauses, clock or SystemClock())
 
 
-def fallback(*models: Model | str, codes: AbstractSet[str] = TRANSIENT, clock: Clock | None = None) -> Model:
+def fallback(*models: Model | str, codes: AbstractSet[str] = FALLBACK, clock: Clock | None = None) -> Model:
     """A model that asks the next of `models` where one fails before its first event.
 
     Only a `ModelError` with one of the codes leads to the next model: not a wrong key, a request that does not fit, or
