@@ -32,7 +32,13 @@ _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 def clean_text(text: str) -> str:
-    """The text with U+0000 and lone surrogates replaced by U+FFFD; nothing else changes."""
+    """The text with U+0000 and lone surrogates replaced by U+FFFD; nothing else changes.
+
+    Raises:
+        WrongCall: It is no text.
+    """
+    if not isinstance(text, str):  # whoever calls may have no type checker
+        raise WrongCall(f"a text is a str, not {type(text).__name__!r}")
     if text.isascii() and "\x00" not in text:
         return text
     return _NOT_TEXT.sub("\ufffd", text)
@@ -146,17 +152,27 @@ def as_message(content: str | Message | Iterable[Text | File]) -> Message:
     """A user message from text, parts, or a message.
 
     Raises:
-        WrongCall: It is another role's message, or is empty.
+        WrongCall: It is something else, another role's message, or empty.
     """
     if isinstance(content, str):
         return Message.user(content)
     if isinstance(content, Message) and content.role != "user":
         raise WrongCall(f"an input is a user message, not one of role {content.role!r}; give earlier ones as history")
-    parts = content.parts if isinstance(content, Message) else content
+    parts = _parts(content.parts if isinstance(content, Message) else content)
     cleaned = tuple(Text(text=clean_text(part.text)) if isinstance(part, Text) else part for part in parts)
     if not cleaned:
         raise WrongCall("an input has at least one part")
     return Message(role="user", parts=cleaned)
+
+
+def _parts(given: object) -> tuple[Text | File, ...]:
+    """The parts of an input; whoever gives it may have no type checker."""
+    parts = tuple(given) if isinstance(given, Iterable) else ()
+    wrong = [part for part in parts if not isinstance(part, Text | File)]
+    if wrong or not isinstance(given, Iterable):
+        what = f"{type(wrong[0] if wrong else given).__name__!r}" + (" among the parts" if wrong else "")
+        raise WrongCall(f"an input is text, a message, or parts, each a Text or a File; not {what}")
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema, from_json, to_json
+from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, from_json, to_json
 
-from weft.errors import Corrupt, NewerFormat
+from weft.errors import Corrupt, NewerFormat, WrongCall
 from weft.thread.entries import KINDS, NAMES, Body, Entry, Head, Header
 
 _BODY = b',"body":'
@@ -19,6 +20,8 @@ _KIND = b',"kind":"'
 """Found first in the envelope: within a string its quotes would be escaped."""
 _STORED: Mapping[bytes, str] = MappingProxyType({kind.encode("ascii"): kind for kind in KINDS})
 """The kinds by their names in lines."""
+_FIELD = re.compile(r"field_name=('\w+')")
+"""In what pydantic says of a value that is of another type."""
 EMPTY = Head(0, "")
 """The head of a thread that does not exist yet."""
 
@@ -71,8 +74,18 @@ def digest_line(line: bytes) -> str:
 
 
 def encode_body(body: Body) -> bytes:
-    """The body as compact ASCII JSON; what is None is left out."""
-    return _adapter(NAMES[type(body)]).dump_json(body, exclude_none=True, ensure_ascii=True)
+    """The body as compact ASCII JSON; what is None is left out.
+
+    Raises:
+        WrongCall: A value in it is not of its type: it could not be read again.
+    """
+    kind = NAMES[type(body)]
+    try:
+        return _adapter(kind).dump_json(body, exclude_none=True, ensure_ascii=True, warnings="error")
+    except PydanticSerializationError as error:
+        where = _FIELD.search(str(error))
+        what = "a value" if where is None else f"the value of {where[1]}"
+        raise WrongCall(f"{what} is not of the type that is declared, so no {kind!r} entry was written") from error
 
 
 def encode_line(entry: Entry, body: bytes, previous: str) -> bytes:

@@ -376,6 +376,7 @@ class Live:
         turn: str | None = None,
     ) -> _Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
+        texts = [encode_body(body) for body in bodies]  # before anything is counted: a body may be refused
         now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         first = self._records[-1].entries[-1].position + 1 if self._records and done else self._next.count
@@ -386,7 +387,7 @@ class Live:
             entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
             if tree:
                 self._next_leaf = leaf_after(entries[-1])
-        return _Append(entries, [encode_body(body) for body in bodies], lease, done, command)
+        return _Append(entries, texts, lease, done, command)
 
     def _pump(self) -> None:
         """Send what may be sent. Commands go before records, and alone."""
@@ -412,15 +413,17 @@ class Live:
         if self._view is None:
             command.waiter.set_exception(Closed(f"thread {self.id!r} is not loaded; open it again"))
             return
-        view, decide = self.view, command.decide
-        plan = contain_call("decision", lambda: decide(view))
-        if isinstance(plan, Contained):
-            command.waiter.set_exception(plan.cause)
-        elif plan is None:
+        made = contain_call("decision", partial(self._decided, command, command.decide))
+        if isinstance(made, Contained):
+            command.waiter.set_exception(made.cause)
+        elif made is None:
             command.waiter.set_result(None)
         else:
-            command.plan = plan
-            self._send(self._make(plan.bodies, plan.lease, command=command, turn=plan.turn))
+            self._send(made)
+
+    def _decided(self, command: _Command, decide: Callable[[View], Plan | None]) -> _Append | None:
+        plan = command.plan = decide(self.view)
+        return None if plan is None else self._make(plan.bodies, plan.lease, command=command, turn=plan.turn)
 
     def _send(self, append: _Append) -> None:
         store = self.world.store

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weft import _texts
 from weft._agent import Agent
 from weft._compaction import Compaction
-from weft._contain import Contained, contain
+from weft._contain import Contained, contain, contain_call
 from weft._moves import (
     STRICTNESS,
     Asked,
@@ -47,8 +47,8 @@ from weft.thread import entries
 from weft.thread._live import Failure, Live, TurnLog
 from weft.thread._receipts import child_id, over
 from weft.thread._room import Unusable, shorter
+from weft.thread._turns import LeaseKind, as_body, fail, of_receipt
 from weft.thread._turns import Plan as Entries
-from weft.thread._turns import as_body, fail, of_receipt
 from weft.thread._view import CallView, View
 from weft.thread.entries import (
     SETTLED,
@@ -118,6 +118,8 @@ class TurnRunner:
         """A compaction that is on its way; done with False where it was dropped."""
         self._no_room = False
         """A summary has failed."""
+        self._unwritable: Exception | None = None
+        """Why what has happened could not be recorded."""
 
     # -- the core's recorder
 
@@ -127,7 +129,11 @@ class TurnRunner:
         bodies: list[Body] = []
         for fact in record.facts:
             bodies += self._bodies(fact)
-        self.live.record(bodies, "hold" if ended is None else "release", self._recorded)
+        lease: LeaseKind = "hold" if ended is None else "release"
+        kept = contain_call("turn", lambda: self.live.record(bodies, lease, self._recorded))
+        if isinstance(kept, Contained) and self.loop is not None:  # a model has given what cannot be stored
+            self._unwritable = kept.cause
+            self.loop.interrupt("leave")
 
     def _recorded(self) -> None:
         self._told = self.live.head.count
@@ -406,9 +412,10 @@ class TurnRunner:
             ended = await contain("turn", loop.drive(begin))
             self.log.cause = loop.cause
             self.log.kept = loop.kept
-            if isinstance(ended, Contained):
-                self.log.cause = ended.cause
-                await self._fail(ended.cause)
+            broken = ended.cause if isinstance(ended, Contained) else self._unwritable
+            if broken is not None:
+                self.log.cause = broken
+                await self._fail(broken)
         finally:
             if self.live.runner is self:
                 self.live.runner = None

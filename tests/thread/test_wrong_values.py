@@ -1,0 +1,127 @@
+"""A value of a type that cannot be stored is refused when it is given; what is written can be read again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.thread.places import SlowStore, a_place, at_rest
+from weft import Agent, File, Message, tool
+from weft.errors import RunFailed, WrongCall
+from weft.messages import ToolCall, Usage
+from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.thread import Memory, OpenStore, Session, approve, open_store, resolve
+
+pytestmark = pytest.mark.anyio
+
+NO_INPUTS: list[Any] = [
+    b"hi",
+    5,
+    None,
+    ["hi"],
+    {"text": "hi"},
+    [{"type": "text", "text": "hi"}],
+    [Message.user("hi")],
+    Message(role="user", parts=("hi",)),  # type: ignore[arg-type]
+    [ToolCall(id="a", name="b", arguments="{}")],
+]
+
+
+@tool(approval=True)
+async def pay() -> str:
+    return "paid"
+
+
+def agent() -> Agent[None]:
+    return Agent(Script(call("pay"), say("done"), say("more")), tools=[pay])
+
+
+@pytest.mark.parametrize("prompt", NO_INPUTS, ids=repr)
+async def test_what_is_no_input_is_refused_by_a_bare_run(prompt: Any) -> None:
+    script = Script(say("hello"))
+    with pytest.raises(WrongCall, match="an input is text, a message, or parts"):
+        await Agent(script).run(prompt)
+    assert script.requests == []
+
+
+Act = Callable[[Session], Awaitable[Any]]
+ACTS: dict[str, Act] = {
+    "an input": lambda session: session.send(["hi"]),  # type: ignore[list-item]
+    "a file's bytes": lambda session: session.send([File(media_type="image/png", data="aGk=")]),  # type: ignore[arg-type]
+    "a file's type": lambda session: session.send([File(media_type=5, data=b"hi")]),  # type: ignore[arg-type]
+    "who decides": lambda session: session.decide(approve(session.pending[0], by=5)),  # type: ignore[arg-type]
+    "who decides, and is no JSON": lambda session: session.decide(approve(session.pending[0], by=object())),  # type: ignore[arg-type]
+    "an answer's kind": lambda session: session.decide(resolve(session.pending[0], "hi", error="yes")),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+async def test_a_value_that_cannot_be_stored_is_refused_and_the_session_goes_on(act: Act) -> None:
+    data = Memory()
+    async with open_store(data) as store:
+        session = await store.create(agent())
+        await session.ask("hello")
+        before = session.head
+        with pytest.raises(WrongCall):
+            await act(session)
+        assert session.head == before
+    async with open_store(data) as store:
+        session = await store.open(session.id, agent())
+        turn = await session.decide(approve(session.pending[0]))
+        assert (await turn.wait()).text == "done"
+
+
+async def test_the_refusal_names_the_field_and_shows_no_value() -> None:
+    async with open_store("memory:") as store:
+        session = await store.create(agent())
+        await session.ask("hello")
+        with pytest.raises(WrongCall, match="'by'") as refused:
+            await session.decide(approve(session.pending[0], by=4711))  # type: ignore[arg-type]
+        assert "4711" not in str(refused.value)
+
+
+async def test_an_expiry_that_is_no_number_makes_no_session() -> None:
+    async with open_store("memory:") as store:
+        with pytest.raises(WrongCall, match="'expires'"):
+            await store.create(agent(), expires="a week")  # type: ignore[arg-type]
+        assert [info async for info in store.list()] == []
+
+
+async def test_a_value_that_cannot_be_stored_is_refused_also_where_it_waits_for_another_write() -> None:
+    clock = ManualClock()
+    disk = SlowStore(Memory(), "one", clock)
+    async with OpenStore(disk, clock=clock, ids=CountingIds(), grace=0.0) as store:
+        session = await store.create(agent())
+        await session.ask("hello")
+        request = session.pending[0]
+        first = asyncio.ensure_future(session.note("n", "on its way"))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(session.decide(approve(request, by=object())))  # type: ignore[arg-type]
+        await clock.advance(1.0)
+        assert first.done()
+        assert second.done()
+        with pytest.raises(WrongCall):
+            await second
+
+
+@tool(effect="none")
+async def look() -> str:
+    return "seen"
+
+
+BROKEN = say("broken", usage=Usage(input_tokens=1.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("script", [Script(BROKEN, say("fine")), Script(call("look"), BROKEN)], ids=["first", "later"])
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_reply_that_cannot_be_stored_fails_its_turn(script: Script, slow: bool) -> None:
+    async with a_place() as place:
+        place.disk.slow = slow
+        session = await place.one.create(Agent(script, tools=[look]))
+        failure = await place.outcome((await session.send("hello")).wait())
+        assert isinstance(failure, RunFailed)
+        assert isinstance(failure.__cause__, WrongCall)
+        at_rest(place)
