@@ -139,7 +139,8 @@ class Actor:
         """Go on until this input has its turn, also where another process dies that has something before it."""
         await self._go_on_quietly()
         while item in self.live.view.queue and not self.place.leaving:
-            await self.live.changed()
+            if isinstance(await persisting(self.place.clock, "watcher", self.live.changed), Contained):
+                return  # it was deleted, or can be read no more
             if self._is_left():
                 await self._go_on_quietly()
 

@@ -557,7 +557,7 @@ class Live:
         self._pump()
 
     def _try_again(self, failure: StoreFailed) -> None:
-        """The disk refused a turn's record: again a little later, a few times, then the turn is given up."""
+        """The disk refused a turn's record, or a read before it: again later, a few times; then it is given up."""
         if self._failures >= len(RETRIES):
             self._failures = 0
             self._revoke(failure)
@@ -635,7 +635,10 @@ class Live:
             if not _follows(self.head, loaded):
                 raise NotFound(self.id)
             news = decode_lines(loaded.lines, self.id, self.head.count)
-        except (NotFound, Corrupt, NewerFormat, Closed, StoreFailed) as error:
+        except StoreFailed as error:
+            self._unread(command, error)
+            return
+        except (NotFound, Corrupt, NewerFormat, Closed) as error:
             self._catching = False
             if command is not None and not command.waiter.done():
                 command.waiter.set_exception(error)
@@ -654,6 +657,20 @@ class Live:
         self._caught(command)
         if news:
             self._notify()
+
+    def _unread(self, command: _Command | None, failure: StoreFailed) -> None:
+        """What others wrote could not be read: told to who has asked for it; a turn's records wait a little longer."""
+        self._catching = False
+        refused = [command] if command is not None else self._commands
+        if command is None:
+            self._commands = []
+        for waits in refused:
+            if not waits.waiter.done():
+                waits.waiter.set_exception(failure)
+        if command is None and self._records:
+            self._try_again(failure)
+        else:
+            self._pump()
 
     def _caught(self, command: _Command | None) -> None:
         self._catching = False
@@ -708,10 +725,18 @@ class Live:
                 if self.runner is None and self._closed is None:
                     await self.refresh()
                     self._notify()
-        except (Closed, NotFound, StoreFailed, Corrupt, NewerFormat) as error:
+        except StoreFailed as error:
+            self._fail_waiters(error)
+        except (Closed, NotFound, Corrupt, NewerFormat) as error:
             self.close(error)
         finally:
             self._following = False
+
+    def _fail_waiters(self, cause: Failure) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(cause)
 
     async def until(self, found: Callable[[View], T | None]) -> T:
         """What `found` gives, as soon as it gives something."""
@@ -734,10 +759,8 @@ class Live:
                 command.waiter.set_exception(cause)
         self._commands.clear()
         self._records.clear()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(cause)
+        self.generation = None  # what was held runs out: nobody here goes on with it
+        self._fail_waiters(cause)
 
 
 async def persisting(clock: Clock, boundary: Boundary, work: Callable[[], Coroutine[Any, Any, T]]) -> T | Contained:

@@ -96,6 +96,8 @@ class Turn(Generic[OutputT]):
             Changed: The stored answer does not fit the output type that the agent has now.
             Dropped: The message was dropped from the queue.
             Closed: The store was left before the turn ended.
+            StoreFailed: The store could not be read, where another process runs the turn: wait again. Or it could not
+                be written, and the turn was given up here: `Session.resume` goes on with it.
         """
         turn, end = await self._end(await self._begun())
         view = self._live.view

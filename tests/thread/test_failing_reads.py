@@ -1,0 +1,152 @@
+"""A read that the disk refuses costs a typed error or a pause: never the handle, the turn, or the thread's lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.thread.places import LEASE, Body, at_rest, users
+from tests.thread.places import Place as TwoStores
+from weft import Agent
+from weft.errors import StoreFailed
+from weft.testing import CountingIds, Script, call, say
+from weft.testing.clock import settle
+from weft.thread import OpenStore
+from weft.thread.memory import MemoryStore
+from weft.thread.store import Loaded
+
+pytestmark = pytest.mark.anyio
+
+
+class Unreadable(MemoryStore):
+    """The next `failures` loads are refused."""
+
+    failures = 0
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        if self.failures:
+            self.failures -= 1
+            raise StoreFailed("the store could not read: disk I/O error")
+        return await super().load(thread, after)
+
+
+@dataclass
+class Place(TwoStores):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reads = Unreadable(self.data, owner="one", ttl=LEASE, clock=self.clock, survives=True)
+        self.one = OpenStore(self.reads, clock=self.clock, ids=CountingIds("a"), grace=0.0)
+
+
+@asynccontextmanager
+async def entered(place: Place) -> AsyncIterator[Place]:
+    async with place.one, place.two:
+        yield place
+    assert place.one._host.failures == []
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with entered(Place()) as place:
+        yield place
+
+
+def agent(body: Body) -> Agent[None]:
+    return Agent(Script(call("act"), say("done"), say("next")), tools=[body.tool])
+
+
+async def test_a_handle_whose_read_was_refused_reads_when_it_can(place: Place) -> None:
+    session = await place.one.create(Agent(Script(say("hello"))))
+    place.reads.failures = 1
+    with pytest.raises(StoreFailed):
+        await session.refresh()
+    await session.refresh()
+    assert (await session.ask("hi")).text == "hello"
+    at_rest(place)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_turn_that_cannot_read_what_others_wrote_reads_it_a_little_later(place: Place, failures: int) -> None:
+    body = Body()
+    session = await place.one.create(agent(body))
+    turn = await session.send("go")
+    await body.started.wait()
+    await (await place.two.open(session.id)).send("and then")
+    place.reads.failures = failures
+    body.release.set()
+    assert (await place.outcome(turn.wait())).text == "done"
+    await place.rests(session)
+    assert users(session) == ["go", "and then"]
+    at_rest(place)
+
+
+async def test_a_command_that_cannot_read_what_others_wrote_is_refused_and_can_be_given_again(place: Place) -> None:
+    session = await place.one.create(Agent(Script(say("hello"))))
+    await (await place.two.open(session.id)).note("n", "of two")
+    place.reads.failures = 1
+    with pytest.raises(StoreFailed):
+        await session.note("n", "of one")
+    await session.note("n", "again")
+    assert [note.text for note in session.notes] == ["of two", "again"]
+
+
+async def test_a_turn_that_can_read_no_more_leaves_its_lease_to_run_out(place: Place) -> None:
+    body = Body(effect="none")
+    session = await place.one.create(agent(body))
+    turn = await session.send("go")
+    await body.started.wait()
+    theirs = await place.two.open(session.id, agent(Body(effect="none", free=True)))
+    await theirs.send("and then")
+    place.reads.failures = 1_000_000
+    body.release.set()
+    assert isinstance(await place.outcome(turn.wait()), StoreFailed)
+    await place.clock.advance(LEASE)
+    await place.rests(theirs)
+    assert users(theirs) == ["go", "and then"]
+    at_rest(place)
+
+
+async def test_who_waits_for_another_process_is_told_and_may_wait_again(place: Place) -> None:
+    body = Body()
+    theirs = await place.two.create(agent(body))
+    running = await theirs.send("go")
+    mine = await place.one.open(theirs.id, agent(body))
+    queued = await mine.send("and then")
+    await settle()
+    place.reads.failures = 1
+    assert isinstance(await place.outcome(queued.wait()), StoreFailed)
+    waits = asyncio.ensure_future(queued.wait())
+    await settle()
+    body.release.set()
+    assert (await place.outcome(waits)).text == "next"
+    assert running.outcome == "answered"
+    at_rest(place)
+
+
+async def test_what_was_sent_is_still_seen_to_after_a_read_was_refused(place: Place) -> None:
+    body = Body(effect="none")
+    theirs = await place.two.create(agent(body))
+    await theirs.send("go")
+    mine = await place.one.open(theirs.id, agent(Body(effect="none", free=True)))
+    await mine.send("and then")
+    place.reads.failures = 2
+    await place.until(lambda: not place.reads.failures)
+    place.data._dead.add("two")  # its process has died
+    place.two.store._open = False  # type: ignore[attr-defined]
+    await place.rests(mine)
+    assert users(mine) == ["go", "and then"]
+
+
+async def test_a_thread_that_was_closed_here_is_not_held_for_ever(place: Place) -> None:
+    body = Body()
+    session = await place.one.create(agent(body))
+    await session.send("go")
+    await body.started.wait()
+    session._live.close(StoreFailed("nothing more is read here"))
+    held = place.data._threads[session.id]
+    await place.clock.advance(2 * LEASE)
+    assert held.expires <= place.clock.now()
