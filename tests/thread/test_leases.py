@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Literal
+
+import pytest
 
 from weft import Agent, tool
 from weft.errors import StoreFailed
@@ -107,3 +110,51 @@ async def test_no_body_starts_once_the_lease_may_be_over() -> None:
         first.release.set()
         await clock.advance(1.0)
     assert late == 0
+
+
+@pytest.mark.parametrize("effect", ["none", "once"])
+async def test_a_turn_whose_lease_ran_out_and_that_nobody_took_goes_on_here(effect: Literal["none", "once"]) -> None:
+    clock, started = ManualClock(), asyncio.Event()
+    runs = 0
+
+    @tool(name="work", effect=effect)
+    async def work() -> str:
+        nonlocal runs
+        runs += 1
+        started.set()
+        if runs == 1:
+            await asyncio.Event().wait()
+        return "worked"
+
+    async with open_store(Memory(), clock=clock, grace=0.0) as store:
+        session = await store.create(Agent(Script(call("work"), say("done")), tools=[work]))
+        turn = await session.send("go")
+        await started.wait()
+        clock.step_back(-3600.0)  # forward: the machine was suspended
+        waits = asyncio.ensure_future(turn.wait())
+        for _ in range(60):
+            await clock.advance(1.0)
+        assert waits.done()
+        result = waits.result()
+        assert (result.stop, runs) == (("answered", 2) if effect == "none" else ("parked", 1))
+
+
+async def test_who_lost_its_lease_goes_on_when_the_taker_dies() -> None:
+    data, clock, stalled, taker = Memory(), ManualClock(), Held(), Held()
+    deaf = Deaf(data, owner="deaf", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(deaf, clock=clock, ids=CountingIds("a"), grace=0.0) as one:
+        session = await one.create(stalled.agent())
+        turn = await session.send("go")
+        await stalled.started.wait()
+        await clock.advance(31.0)
+        async with open_store(data, clock=clock, grace=0.0) as two:
+            assert await (await two.open(session.id, taker.agent())).resume() is not None
+            await taker.started.wait()
+            stalled.release.set()
+            await clock.advance(1.0)
+            assert turn.outcome is None
+        waits = asyncio.ensure_future(turn.wait())
+        for _ in range(10):
+            await clock.advance(1.0)
+        assert waits.done()
+        assert waits.result().text == "done"

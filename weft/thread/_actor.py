@@ -132,13 +132,16 @@ class Actor:
         if plan.ids[0] in self.live.view.queue:
             self.live.contexts[plan.ids[0]] = context
         _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
-        self.place.spawn(self._see_to(plan.ids[0]), name=f"weft queue {self.live.id}", context=context)
-        return Turn(self.live, item=plan.ids[0])
+        item = plan.ids[0]
+        self.place.spawn(
+            self._see_to(lambda view: item in view.queue), name=f"weft queue {self.live.id}", context=context
+        )
+        return Turn(self.live, item=item)
 
-    async def _see_to(self, item: str) -> None:
-        """Go on until this input has its turn, also where another process dies that has something before it."""
+    async def _see_to(self, wanted: Callable[[View], bool]) -> None:
+        """Go on for as long as this is so, also where another process dies that is at work on it."""
         await self._go_on_quietly()
-        while item in self.live.view.queue and not self.place.leaving:
+        while wanted(self.live.view) and not self.place.leaving:
             if isinstance(await persisting(self.place.clock, "watcher", self.live.changed), Contained):
                 return  # it was deleted, or can be read no more
             if self._is_left():
@@ -207,7 +210,11 @@ class Actor:
     async def _run(self, runner: TurnRunner, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
         await runner.run(loop, begin, started)
         _cancelling.see_to(self.live)
-        if self.parent is None and self.live.view.queue and not self.place.leaving:
+        if self.parent is not None or self.place.leaving:
+            return
+        if runner.log.taken is not None:  # the lease was lost: to somebody, or to nobody
+            await self._see_to(lambda view: _is_open(view, started.run) and self.live.runner is None)
+        elif self.live.view.queue:
             await self._go_on_quietly()
 
     def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Awaitable[None]:
@@ -609,6 +616,11 @@ class Actor:
             plan = await self.live.command(decide)
         if plan is not None and plan.lease == "claim":
             self._start(plan, plans)
+
+
+def _is_open(view: View, run: str) -> bool:
+    """Whether this run is at work, here or elsewhere."""
+    return view.run is not None and view.run.run == run and not view.run.parked
 
 
 def _swapped(
