@@ -354,6 +354,28 @@ async def test_a_dead_owners_turn_ends_at_once(place: Place, effect: str, verb: 
     await next_one_works(place, await place.one.open(name, agent))
 
 
+@pytest.mark.parametrize("verb", [*VERBS, "interrupt"])
+async def test_what_was_cancelled_ends_also_where_who_cancels_waits_no_longer(verb: Any) -> None:
+    for instant in range(8):
+        async with a_place() as place:
+            body = Body()
+            agent = Agent(asks_once(call("act"), "root is done"), tools=[body.tool])
+            name = await dies(place, agent, body.started.is_set)
+            session = await place.one.open(name)
+            turn = await session.send("go", key="go")
+            asks: Any = (
+                session.send(MORE, policy="interrupt")
+                if verb == "interrupt"
+                else cancel(place, session, turn, verb, "here")
+            )
+            waits = asyncio.ensure_future(asks)
+            await ticks(instant)
+            waits.cancel()
+            await settle()
+            run = place.view(name).run
+            assert run is None or run.cancelled is None, f"accepted at {instant}, and never seen to"
+
+
 @pytest.mark.parametrize("fate", ["answered", "cancelled"])
 async def test_the_events_of_a_dead_owners_turn_go_on_with_who_takes_it_over(place: Place, fate: str) -> None:
     body = Body(effect="none")

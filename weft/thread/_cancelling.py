@@ -37,15 +37,17 @@ async def cancel(live: Live, turn: str | None = None) -> bool:
     def decide(view: View) -> Plan | None:
         return _turns.cancel(view, turn, owner=owner, fresh=fresh, now=now)
 
+    def begin(_: Plan) -> None:
+        with suppress(Closed):  # it stands; whoever opens the store next sees to it
+            world.spawn(_see_to(live), name=f"weft cancel {live.id}")
+
     try:
-        plan = await live.command(decide)
+        plan = await live.command(decide, begin)
     except Locked:  # somebody has claimed the parked run just now
         await live.refresh()
-        plan = await live.command(decide)
+        plan = await live.command(decide, begin)
     if plan is None:
         see_to(live)
-    else:
-        world.spawn(_see_to(live), name=f"weft cancel {live.id}")
     return plan is not None
 
 
