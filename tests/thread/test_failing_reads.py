@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ import pytest
 
 from tests.thread.places import LEASE, Body, at_rest, users
 from tests.thread.places import Place as TwoStores
-from weft import Agent
+from weft import Agent, Result
 from weft.errors import StoreFailed
 from weft.testing import CountingIds, Script, call, say
 from weft.testing.clock import settle
 from weft.thread import OpenStore
 from weft.thread.memory import MemoryStore
-from weft.thread.store import Loaded
+from weft.thread.store import Appended, Head, Index, LeaseChange, Loaded
 
 pytestmark = pytest.mark.anyio
 
@@ -150,3 +150,54 @@ async def test_a_thread_that_was_closed_here_is_not_held_for_ever(place: Place) 
     held = place.data._threads[session.id]
     await place.clock.advance(2 * LEASE)
     assert held.expires <= place.clock.now()
+
+
+class Faulty(MemoryStore):
+    """A store that breaks its contract once: it raises at its n-th append, or what is no error of weft's on a read."""
+
+    raises_at = 0
+    read: Exception | None = None
+    appends = 0
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        self.appends += 1
+        if self.appends == self.raises_at:
+            raise OSError("no space left")
+        return super().append(thread, lines, expect, lease, index)
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        if self.read is not None:
+            error, self.read = self.read, None
+            raise error
+        return await super().load(thread, after)
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+async def test_a_store_that_raises_in_append_fails_who_waits_and_the_session_can_be_opened_again(nth: int) -> None:
+    place = Place()
+    disk = Faulty(place.data, owner="one", ttl=LEASE, clock=place.clock, survives=True)
+    disk.raises_at = nth
+    async with OpenStore(disk, clock=place.clock, ids=CountingIds("a"), grace=0.0) as store:
+        worker = agent(Body(effect="none", free=True))
+        session = await store.create(worker)
+        assert isinstance(await place.outcome(session.ask("go")), OSError)
+        await place.clock.advance(LEASE)
+        again = await store.open(session.id, worker)
+        await again.resume()
+        await place.rests(again)
+        assert isinstance(await place.outcome(again.ask("go on")), Result)
+        at_rest(place)
+
+
+async def test_a_store_that_raises_its_own_error_on_a_read_fails_who_waits() -> None:
+    place = Place()
+    disk = Faulty(place.data, owner="one", ttl=LEASE, clock=place.clock, survives=True)
+    async with OpenStore(disk, clock=place.clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(Script(say("hello"))))
+        disk.read = OSError("no such host")
+        assert isinstance(await place.outcome(session.refresh()), OSError)
+        again = await store.open(session.id, Agent(Script(say("hello"))))
+        assert (await place.outcome(again.ask("hi"))).text == "hello"
+        assert store._host.failures == []

@@ -20,7 +20,7 @@ from weft._log import EventLog
 from weft._output import Output
 from weft._ports import Clock, Ids
 from weft._result import MISSING
-from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
+from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, evolve, first_index, leaf_after, next_index
@@ -442,7 +442,12 @@ class Live:
         append.sent = self.world.clock.monotonic()
         expect, self._next = self._next, append.after
         self._inflight.append(append)
-        future = store.append(self.id, lines, expect, change, index)
+        sent = contain_call("store", partial(store.append, self.id, lines, expect, change, index))
+        if isinstance(sent, Contained):  # it breaks its contract, but nobody may wait for ever
+            future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+            future.set_exception(sent.cause)
+        else:
+            future = sent
         future.add_done_callback(partial(self._landed, append))
 
     def _index_after(self, append: _Append) -> Index | None:
@@ -630,20 +635,11 @@ class Live:
             self.close(error)
 
     async def _read_news(self, command: _Command | None) -> None:
-        try:
-            loaded = await self.world.store.load(self.id, self.head.count)
-            if not _follows(self.head, loaded):
-                raise NotFound(self.id)
-            news = decode_lines(loaded.lines, self.id, self.head.count)
-        except StoreFailed as error:
-            self._unread(command, error)
+        found = await contain("store", self._news())
+        if isinstance(found, Contained):
+            self._unread(command, found.cause)
             return
-        except (NotFound, Corrupt, NewerFormat, Closed) as error:
-            self._catching = False
-            if command is not None and not command.waiter.done():
-                command.waiter.set_exception(error)
-            self.close(error)
-            return
+        loaded, news = found
         for entry in news:
             evolve(self.view, entry)
         self._forget_contexts()
@@ -658,7 +654,13 @@ class Live:
         if news:
             self._notify()
 
-    def _unread(self, command: _Command | None, failure: StoreFailed) -> None:
+    async def _news(self) -> tuple[Loaded, list[Entry]]:
+        loaded = await self.world.store.load(self.id, self.head.count)
+        if not _follows(self.head, loaded):
+            raise NotFound(self.id)
+        return loaded, decode_lines(loaded.lines, self.id, self.head.count)
+
+    def _unread(self, command: _Command | None, failure: Exception) -> None:
         """What others wrote could not be read: told to who has asked for it; a turn's records wait a little longer."""
         self._catching = False
         refused = [command] if command is not None else self._commands
@@ -667,7 +669,9 @@ class Live:
         for waits in refused:
             if not waits.waiter.done():
                 waits.waiter.set_exception(failure)
-        if command is None and self._records:
+        if not isinstance(failure, StoreFailed):
+            self.close(failure)
+        elif command is None and self._records:
             self._try_again(failure)
         else:
             self._pump()
@@ -720,17 +724,18 @@ class Live:
 
     async def _poll(self) -> None:
         try:
-            while any(not waiter.done() for waiter in self._waiters) and self._closed is None:
-                await self.world.clock.sleep(POLL)
-                if self.runner is None and self._closed is None:
-                    await self.refresh()
-                    self._notify()
-        except StoreFailed as error:
-            self._fail_waiters(error)
-        except (Closed, NotFound, Corrupt, NewerFormat) as error:
-            self.close(error)
+            looked = await contain("watcher", self._look_again_and_again())
+            if isinstance(looked, Contained):  # what cannot be mended has closed the thread
+                self._fail_waiters(looked.cause)
         finally:
             self._following = False
+
+    async def _look_again_and_again(self) -> None:
+        while any(not waiter.done() for waiter in self._waiters) and self._closed is None:
+            await self.world.clock.sleep(POLL)
+            if self.runner is None and self._closed is None:
+                await self.refresh()
+                self._notify()
 
     def _fail_waiters(self, cause: Failure) -> None:
         waiters, self._waiters = self._waiters, []
