@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from tests.thread.places import LEASE, Body, at_rest, users
+from tests.thread.places import LEASE, Body, at_rest, ticks, users
 from tests.thread.places import Place as TwoStores
 from weft import Agent, Result
-from weft.errors import StoreFailed
+from weft.errors import Closed, StoreFailed
 from weft.testing import CountingIds, Script, call, say
 from weft.testing.clock import settle
-from weft.thread import OpenStore
+from weft.thread import OpenStore, Session
 from weft.thread.memory import MemoryStore
 from weft.thread.store import Appended, Head, Index, LeaseChange, Loaded
 
@@ -201,3 +202,46 @@ async def test_a_store_that_raises_its_own_error_on_a_read_fails_who_waits() -> 
         again = await store.open(session.id, Agent(Script(say("hello"))))
         assert (await place.outcome(again.ask("hi"))).text == "hello"
         assert store._host.failures == []
+
+
+class Slow(MemoryStore):
+    """A store whose reads take until it is told."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.data, owner="one", ttl=LEASE, clock=place.clock, survives=True)
+        self.release = asyncio.Event()
+        self.release.set()
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        await self.release.wait()
+        return await super().load(thread, after)
+
+    async def stop(self) -> None:
+        await super().stop()
+        self.release.set()
+
+
+VERBS: dict[str, Callable[[Session], Awaitable[Any]]] = {
+    "refresh": Session.refresh,
+    "resume": Session.resume,
+    "cancel": Session.cancel,
+    "clear_queue": Session.clear_queue,
+    "send": lambda session: session.send("hi", policy="reject"),
+}
+
+
+@pytest.mark.parametrize("ticks_before", [0, 1, 2, 5])
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+async def test_what_reads_while_the_store_is_left_is_told_so(
+    verb: Callable[[Session], Awaitable[Any]], ticks_before: int
+) -> None:
+    place = Place()
+    disk = Slow(place)
+    async with OpenStore(disk, clock=place.clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(Script(say("hello"))))
+        disk.release.clear()
+        asks = asyncio.ensure_future(verb(session))
+        await ticks(ticks_before)
+    await settle()
+    assert asks.done()
+    assert isinstance(asks.exception(), Closed)

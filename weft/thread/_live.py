@@ -177,6 +177,8 @@ class Live:
         self._inflight: list[_Append] = []
         self._commands: list[_Command] = []
         self._catching = False
+        self._asking: _Command | None = None
+        """Who waits for the read that is on its way."""
         self._refusing = False
         """Some of what is in flight was refused; the rest will be."""
         self._failures = 0
@@ -625,7 +627,7 @@ class Live:
     # -- what others wrote
 
     def _catch_up(self, command: _Command | None) -> None:
-        self._catching = True
+        self._catching, self._asking = True, command
         try:
             self.world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
         except Closed as error:
@@ -662,7 +664,7 @@ class Live:
 
     def _unread(self, command: _Command | None, failure: Exception) -> None:
         """What others wrote could not be read: told to who has asked for it; a turn's records wait a little longer."""
-        self._catching = False
+        self._catching, self._asking = False, None
         refused = [command] if command is not None else self._commands
         if command is None:
             self._commands = []
@@ -677,7 +679,7 @@ class Live:
             self._pump()
 
     def _caught(self, command: _Command | None) -> None:
-        self._catching = False
+        self._catching, self._asking = False, None
         if command is not None and not command.waiter.done():
             command.waiter.set_result(None)
         self._pump()
@@ -759,10 +761,11 @@ class Live:
         runner, self.runner = self.runner, None
         if runner is not None:
             runner.revoke(cause)
-        for command in self._commands:
+        for command in (*self._commands, *filter(None, [self._asking])):
             if not command.waiter.done():
                 command.waiter.set_exception(cause)
         self._commands.clear()
+        self._asking = None
         self._records.clear()
         self.generation = None  # what was held runs out: nobody here goes on with it
         self._fail_waiters(cause)
