@@ -63,12 +63,17 @@ async def _see_to(live: Live) -> None:
     if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):
         live.world.report(live.id, outcome.cause)
     await _go_on(live)
+    root = live.world.live(live.view.header.root)
+    if root is not live and root.loaded and not root.closed:  # it may wait for this one
+        await _go_on(root)
 
 
 async def _go_on(live: Live) -> None:
     """Run what waits, where the session is open here with an agent."""
     keep = None if live.keeper is None else live.keeper()
-    if keep is not None and live.view.run is None and live.view.queue:
+    run = live.view.run
+    waits = live.view.queue if run is None else run.parked and not live.view.at_rest()
+    if keep is not None and waits:
         await keep()
 
 
