@@ -648,3 +648,34 @@ async def test_cancelling_the_handle_of_a_message_that_waits_drops_it_alone(
     assert turn.outcome == "answered"
     assert one.id is None
     assert one.outcome is None
+
+
+async def test_what_waits_is_seen_to_by_one_task_however_much_it_is(place: Place) -> None:
+    body = Body()
+    session = await place.one.create(Agent(Seen(call("act"), *echoes(30)), tools=[body.tool]))
+    await session.send("go")
+    await body.started.wait()
+    before = len(asyncio.all_tasks())
+    turns = [await session.send(f"message {n}") for n in range(20)]
+    await settle()
+    assert len(asyncio.all_tasks()) == before + 1
+    body.release.set()
+    await place.outcome(turns[-1].wait())
+    await place.rests(session)
+    assert users(session) == ["go", *(f"message {n}" for n in range(20))]
+    at_rest(place)
+
+
+async def test_who_has_ceased_to_wait_is_forgotten(place: Place) -> None:
+    body = Body()
+    session = await place.one.create(Agent(Seen(call("act"), *echoes(30)), tools=[body.tool]))
+    turn = await session.send("go")
+    await body.started.wait()
+    for _ in range(20):
+        waits = asyncio.ensure_future(turn.wait())
+        await ticks(2)
+        waits.cancel()
+    await settle()
+    assert session._live._waiters == []
+    body.release.set()
+    await place.outcome(turn.wait())

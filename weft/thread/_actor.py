@@ -101,6 +101,8 @@ class Actor:
         self._driven: dict[str, Actor | None] = {}
         """The receipts whose children are being driven here; None where the child is not yet known."""
         self._going = asyncio.Lock()
+        self._watching = False
+        """A task sees to what is queued."""
 
     @property
     def chain(self) -> tuple[object, ...]:
@@ -132,11 +134,16 @@ class Actor:
         if plan.ids[0] in self.live.view.queue:
             self.live.contexts[plan.ids[0]] = context
         _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
-        item = plan.ids[0]
-        self.place.spawn(
-            self._see_to(lambda view: item in view.queue), name=f"weft queue {self.live.id}", context=context
-        )
-        return Turn(self.live, item=item)
+        if not self._watching:
+            self._watching = True
+            self.place.spawn(self._see_to_queue(), name=f"weft queue {self.live.id}", context=context)
+        return Turn(self.live, item=plan.ids[0])
+
+    async def _see_to_queue(self) -> None:
+        try:
+            await self._see_to(lambda view: bool(view.queue))
+        finally:
+            self._watching = False
 
     async def _see_to(self, wanted: Callable[[View], bool]) -> None:
         """Go on for as long as this is so, also where another process dies that is at work on it."""

@@ -717,7 +717,12 @@ class Live:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._follow()
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
 
     def _follow(self) -> None:
         if not self._following and self.runner is None:
