@@ -13,10 +13,10 @@ import pytest
 
 from tests.thread.places import Body, Place, Seen, a_place, at_rest, results, ticks, users
 from weft import Agent, Busy, Conflict, LimitReached, Limits, ModelRequest, tool
-from weft.errors import Dropped, TurnCancelled
+from weft.errors import Changed, Dropped, TurnCancelled
 from weft.testing import CountingIds, ManualClock, call, calls, hold, reply
 from weft.testing.clock import settle
-from weft.thread import Memory, OpenStore, Session, Turn, approve
+from weft.thread import Memory, OpenStore, Session, Turn, approve, resolve
 from weft.thread.entries import Inbox, Said, TurnStarted
 from weft.thread.memory import MemoryStore
 
@@ -679,3 +679,23 @@ async def test_who_has_ceased_to_wait_is_forgotten(place: Place) -> None:
     assert session._live._waiters == []
     body.release.set()
     await place.outcome(turn.wait())
+
+
+async def test_an_agent_that_cannot_go_on_says_so_once_and_one_that_can_goes_on(place: Place) -> None:
+    body = Body()
+    dead = place.another("dead", "d")
+    async with dead:
+        session = await dead.create(Agent(Seen(call("act"), *echoes()), tools=[body.tool]))
+        await session.send("go")
+        await body.started.wait()
+    mine = await place.two.open(session.id, Agent(Seen(*echoes())))
+    turn = await mine.send("and then")
+    await place.clock.advance(60.0)
+    ((thread, why),) = place.two.reports
+    place.two.reports.clear()
+    assert (thread, type(why)) == (session.id, Changed)
+    theirs = await place.one.open(session.id, Agent(Seen(call("act"), *echoes()), tools=[body.tool]))
+    await theirs.resume()
+    await place.rests(theirs)
+    await theirs.decide(resolve(theirs.pending[0], "acted"))
+    assert (await place.outcome(turn.wait())).text == "read go, and then"

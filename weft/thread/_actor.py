@@ -147,11 +147,14 @@ class Actor:
 
     async def _see_to(self, wanted: Callable[[View], bool]) -> None:
         """Go on for as long as this is so, also where another process dies that is at work on it."""
+        tried = (self.live.head, self.live.lease)
         await self._go_on_quietly()
         while wanted(self.live.view) and not self.place.leaving:
             if isinstance(await persisting(self.place.clock, "watcher", self.live.changed), Contained):
                 return  # it was deleted, or can be read no more
-            if self._is_left():
+            now = (self.live.head, self.live.lease)
+            if self._is_left() and now != tried:  # what could not be gone on with cannot be now, as long as it is so
+                tried = now
                 await self._go_on_quietly()
 
     def _is_left(self) -> bool:
