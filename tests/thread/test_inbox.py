@@ -699,3 +699,24 @@ async def test_an_agent_that_cannot_go_on_says_so_once_and_one_that_can_goes_on(
     await place.rests(theirs)
     await theirs.decide(resolve(theirs.pending[0], "acted"))
     assert (await place.outcome(turn.wait())).text == "read go, and then"
+
+
+async def test_busy_says_what_is_in_the_way_and_what_leads_out(place: Place) -> None:
+    body = Body()
+    session = await place.one.create(Agent(Seen(call("act"), *echoes()), tools=[body.tool]))
+    await (await place.two.open(session.id)).send("waits")
+    with pytest.raises(Busy, match=r"has messages that wait; .* session\.resume"):
+        await session.send("x", policy="reject")
+    turn = await session.resume()
+    await body.started.wait()
+    with pytest.raises(Busy, match=r"runs a turn; .* cancel"):
+        await session.send("x", policy="reject")
+    with pytest.raises(Busy, match=r"runs a turn; .* cancel"):
+        await session.branch(None)
+    body.release.set()
+    assert turn is not None
+    await place.outcome(turn.wait())
+    gated = await place.one.create(Agent(Seen(call("act")), tools=[Body(approval=True).tool]))
+    await place.outcome(gated.ask("go"))
+    with pytest.raises(Busy, match=r"is parked; .* session\.pending"):
+        await gated.send("x", policy="reject")

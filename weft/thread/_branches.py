@@ -57,7 +57,7 @@ def check_idle(view: View) -> None:
         Busy: A turn runs or is parked.
     """
     if view.run is not None:
-        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or cancel it")
+        raise Busy(f"session {view.header.thread!r} {view.obstacle}")
 
 
 def boundary(  # what a turn is made of

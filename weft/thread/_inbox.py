@@ -38,7 +38,7 @@ def send(view: View, message: Message, key: str | None, *, policy: Policy, first
     if idle and first is not None:
         return first
     if policy == "reject" and not idle:
-        raise Busy(f"session {view.header.thread!r} is {view.phase}; wait for its turn, or queue the message")
+        raise Busy(f"session {view.header.thread!r} {view.obstacle}, or queue the message")
     kept = "queue" if policy == "reject" else policy
     return Plan(bodies=(Inbox(state="accepted", policy=kept, message=message, key=key),), lease="mail")
 

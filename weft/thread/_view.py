@@ -249,6 +249,17 @@ class View:
         return "parked" if self.run.parked else "open"
 
     @property
+    def obstacle(self) -> str:
+        """What is in the way of something new, and what leads out of it."""
+        match self.phase:
+            case "open":
+                return "runs a turn; wait for it with session.settled_or_waiting(), or cancel it"
+            case "parked":
+                return "is parked; decide what is in session.pending, or cancel the turn"
+            case _:
+                return "has messages that wait; go on with them by session.resume()"
+
+    @property
     def last_turn(self) -> str | None:
         """The newest turn."""
         return next(reversed(self.started_at), None)
