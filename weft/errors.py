@@ -169,7 +169,7 @@ class Locked(TryAgain):
 
 
 class StoreFailed(TryAgain):
-    """Raised when the store could not write (full disk, I/O error). Nothing of the append was written."""
+    """Raised when the store could not write (full disk, I/O error), or not read. Nothing of an append was written."""
 
 
 class Closed(OpenAgain):
