@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -720,3 +721,16 @@ async def test_busy_says_what_is_in_the_way_and_what_leads_out(place: Place) -> 
     await place.outcome(gated.ask("go"))
     with pytest.raises(Busy, match=r"is parked; .* session\.pending"):
         await gated.send("x", policy="reject")
+
+
+async def test_a_handle_that_was_dropped_takes_nothing_from_the_one_that_is_left(place: Place) -> None:
+    gated = Body(approval=True)
+    agent = Agent(Seen(call("act"), *echoes()), tools=[gated.tool])
+    session = await place.one.create(agent)
+    await place.outcome(session.ask("go"))
+    second = await place.one.open(session.id, agent)
+    del second
+    gc.collect()
+    turn = await (await place.one.open(session.id)).send("instead", policy="interrupt")
+    assert (await place.outcome(turn.wait())).text == "read go, instead"
+    at_rest(place)

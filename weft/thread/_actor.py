@@ -92,7 +92,7 @@ class Actor:
         self.agent = agent
         live.output = agent._output
         if parent is None:
-            live.keeper = WeakMethod(self._go_on_quietly)
+            live.kept_by(WeakMethod(self._go_on_quietly))
         self.deps = deps
         self.parent = parent
         self._delegate = delegate

@@ -70,7 +70,7 @@ async def _see_to(live: Live) -> None:
 
 async def _go_on(live: Live) -> None:
     """Run what waits, where the session is open here with an agent."""
-    keep = None if live.keeper is None else live.keeper()
+    keep = live.keeper()
     run = live.view.run
     waits = live.view.queue if run is None else run.parked and not live.view.at_rest()
     if keep is not None and waits:

@@ -54,6 +54,8 @@ ACT = 0.8
 """The part of a lease during which its holder may act."""
 
 Failure: TypeAlias = BaseException
+Keeper: TypeAlias = weakref.WeakMethod[Callable[[], Coroutine[Any, Any, None]]]
+"""Goes on with what waits."""
 
 
 class TurnLog:
@@ -154,8 +156,8 @@ class Live:
         self.runner: Runner | None = None
         self.output: Output | None = None
         """What the answers of the agent are that has last opened the thread here."""
-        self.keeper: weakref.WeakMethod[Callable[[], Coroutine[Any, Any, None]]] | None = None
-        """Goes on with what waits, where the session is open here with an agent."""
+        self._keepers: tuple[Keeper, ...] = ()
+        """Of those who have the session open here with an agent, the latest last."""
         self.context: Context | None = None
         """The context in which the present run was sent; its resumes and children run in copies of it."""
         self.contexts: dict[str, Context] = {}
@@ -196,6 +198,14 @@ class Live:
         """The thread as of the last fold."""
         assert self._view is not None, "the thread has not been loaded"
         return self._view
+
+    def kept_by(self, keeper: Keeper) -> None:
+        """One more who has the session open here with an agent, for as long as it is held."""
+        self._keepers = (*(kept for kept in self._keepers if kept() is not None), keeper)
+
+    def keeper(self) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """Who goes on with what waits, where the session is open here with an agent: the latest who is left."""
+        return next((found for kept in reversed(self._keepers) if (found := kept()) is not None), None)
 
     @property
     def loaded(self) -> bool:
