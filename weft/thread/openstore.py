@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from weft._agent import Agent, check_allowed, narrower, permissions
+from weft import _given
+from weft._agent import Agent, check_allowed, narrower
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
@@ -272,11 +273,11 @@ class OpenStore:
 
         Raises:
             NotAllowed: A tool needs a permission that is not given.
-            WrongCall: The deps or the metadata are not of the right type.
+            WrongCall: The agent, the deps or the metadata are not of the right type.
         """
         self.check_open()
-        agent._check_deps(deps)
-        allowed = narrower(agent.allow, permissions(allow))
+        _given.instance("agent", agent, Agent)._check_deps(deps)
+        allowed = narrower(agent.allow, _given.permissions(allow))
         check_allowed(agent.tools, allowed)
         header = Header(
             thread=(thread := self.ids.new() if key is None else keyed(key)),
@@ -331,11 +332,12 @@ class OpenStore:
 
         Raises:
             NotFound: No thread has this id.
+            WrongCall: The agent is none, or the deps are not of its type.
             Corrupt, NewerFormat: Its journal cannot be read.
         """
         self.check_open()
         if agent is not None:
-            agent._check_deps(deps)
+            _given.instance("agent", agent, Agent)._check_deps(deps)
         live = await self._as_it_is(session)
         return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
 
