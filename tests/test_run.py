@@ -24,6 +24,7 @@ from weft import (
     ModelRequest,
     Reasoning,
     RunFailed,
+    RunStream,
     Settings,
     Text,
     Tool,
@@ -32,6 +33,8 @@ from weft import (
     Usage,
     tool,
 )
+from weft._log import EventLog
+from weft._machine import State
 from weft._moves import (
     Begin,
     CallFinished,
@@ -45,8 +48,11 @@ from weft._moves import (
     Recorded,
     Started,
 )
+from weft._ports import SystemClock, SystemIds
+from weft._repair import Transcript
 from weft._result import child_result, raise_for
 from weft._run import RunLoop, StepInfo
+from weft._setup import Slot
 from weft._threads import workers
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
@@ -1099,10 +1105,28 @@ class Journal:
         return self.on_the_way
 
 
-def journaled(agent: Agent[None]) -> tuple[RunLoop, Journal]:
+def journaled(
+    agent: Agent[None], *said: Message, replies: int = 0, events: EventLog | None = None
+) -> tuple[RunLoop, Journal]:
+    """A run that has got this far, and its journal."""
     journal = Journal()
-    loop = agent._loop("hi")
-    loop._recorder = journal
+    setup = agent._setup(deps=None)
+    transcript = Transcript([Message.user("hi")])
+    for message in said:
+        transcript.say(message)
+    loop = RunLoop(
+        setup,
+        State(run="r", limits=agent.limits, rules=setup.rules),
+        transcript,
+        base=(),
+        base_length=0,
+        replies=replies,
+        recorder=journal,
+        clock=SystemClock(),
+        ids=SystemIds(),
+        events=events,
+        slot=Slot(),
+    )
     journal.loop = loop
     return loop, journal
 
@@ -1322,11 +1346,9 @@ async def test_news_without_a_refused_record_are_just_fed() -> None:
 
 async def test_events_are_not_told_again_when_it_is_decided_again() -> None:
     agent = Agent(Script(call("add", a=1, b=2), say("3")), tools=[add])
-    stream = agent.stream("hi")
-    journal = Journal()
-    journal.loop = stream._loop
-    stream._loop._recorder = journal
-    async with stream as run:
+    log = EventLog()
+    loop, journal = journaled(agent, events=log)
+    async with RunStream(loop, log) as run:
         await journal.refuse()
         for _ in range(3):
             await journal.acknowledge()
@@ -1338,9 +1360,8 @@ async def test_events_are_not_told_again_when_it_is_decided_again() -> None:
 
 async def test_an_open_call_goes_on_where_it_was() -> None:
     wanted = ToolCall(id="a", name="add", arguments='{"a":1,"b":2}')
-    loop, journal = journaled(Agent(Script(say("never"), say("3")), tools=[add]))
-    loop.transcript.say(Message(role="assistant", parts=(wanted,)))
-    loop._replies = 1
+    said = Message(role="assistant", parts=(wanted,))
+    loop, journal = journaled(Agent(Script(say("never"), say("3")), tools=[add]), said, replies=1)
     plan = await judge(wanted, {"add": add}, None)
     task = asyncio.ensure_future(loop.drive(Begin(open=(OpenCall(plan=plan, started=1),))))
     (started,) = (await journal.acknowledge()).facts
