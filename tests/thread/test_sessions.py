@@ -484,6 +484,19 @@ async def test_a_key_keeps_its_meaning_without_an_agent(where: Where) -> None:
         assert turn.id == first.id
 
 
+async def test_without_an_agent_nobody_is_asked_and_what_is_sent_waits_for_who_has_one(where: Where) -> None:
+    agent = Agent(Script(say("one"), say("two")))
+    async with open_store(where) as store:
+        session = await store.create(agent)
+        reader = await store.open(session.id)
+        with pytest.raises(WrongCall, match="opened without an agent"):
+            await reader.ask("hi")
+        turn = await reader.send("hi")
+        await session.resume()
+        assert (await turn.wait()).text == "one"
+        assert len(session.messages) == 2
+
+
 async def test_a_key_with_other_content_is_a_conflict_without_an_agent_too(where: Where) -> None:
     async with open_store(where) as store:
         session = await store.create(Agent(Script(say("one"))))

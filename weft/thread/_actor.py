@@ -122,7 +122,14 @@ class Actor:
 
         turns: list[Turn[Any]] = []
         plan = await self._claim_or_queue(decide, lambda plan: turns.append(self._take_up(plan, context)))
-        return known_turn(self.live, key) if plan is None else turns[0]
+        return self._known(key, context) if plan is None else turns[0]
+
+    def _known(self, key: str | None, context: Context) -> Turn[Any]:
+        """The turn of an input that was sent before under this key; who had it then may be dead."""
+        name = self.live.view.keys[key or ""][0]
+        if self._is_due(name):
+            self.place.spawn(self._see_to(name), name=f"weft queue {self.live.id}", context=context)
+        return known_turn(self.live, key)
 
     def _take_up(self, plan: Plan, context: Context) -> Turn[Any]:
         """Run what was accepted, now or when it is its turn; also where its sender waits no longer."""
@@ -135,13 +142,25 @@ class Actor:
         self.place.spawn(self._see_to(plan.ids[0]), name=f"weft queue {self.live.id}", context=context)
         return Turn(self.live, item=plan.ids[0])
 
-    async def _see_to(self, item: str) -> None:
-        """Go on until this input has its turn, also where another process dies that has something before it."""
+    async def _see_to(self, name: str) -> None:
+        """Go on until this input runs here or has run, also where another process dies that has it, or one before it.
+
+        Args:
+            name: Its item, or its turn.
+        """
         await self._go_on_quietly()
-        while item in self.live.view.queue and not self.place.leaving:
+        while self._is_due(name) and not self.place.leaving:
             await self.live.changed()
             if self._is_left():
                 await self._go_on_quietly()
+
+    def _is_due(self, name: str) -> bool:
+        """Whether an input, by its item or its turn, waits for its turn, or for the end of one that runs elsewhere."""
+        view = self.live.view
+        if name in view.queue:
+            return True
+        turn = view.taker(view.delivered.get(name, name))
+        return self.live.runner is None and turn in view.started_at and turn not in view.ended
 
     def _is_left(self) -> bool:
         """Whether nobody is at work on the thread although there is work."""

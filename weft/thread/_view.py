@@ -288,6 +288,12 @@ class View:
         delegated = (self.receipts[call.receipt] for call in self.open_calls() if call.receipt is not None)
         return all(r.settled is not None or self._waits(r) for r in delegated) and not self.resumable()
 
+    def taker(self, turn: str) -> str:
+        """This turn, or the one that has taken it over."""
+        while turn not in self.ended and turn in self.continued:
+            turn = self.continued[turn]
+        return turn
+
     def waits(self, turn: str) -> bool:
         """Whether this turn is parked, and all that is open in it waits for a decision."""
         return self.run is not None and self.run.turn == turn and self.at_rest()
