@@ -266,6 +266,18 @@ async def test_a_byte_that_is_no_text_in_a_file_is_a_typed_error(tmp_path: Path,
                 assert position in [fault.position for fault in (await store.verify(thread)).faults]
 
 
+@pytest.mark.parametrize("bad", [b"", b"nonsense", b"\xff\xfe", b"changed", None])
+async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, bad: bytes | None) -> None:
+    threads = [await small(data, tools) for _ in range(3)]
+    header, *lines = data.lines(threads[1])
+    bad = changed(header, 60, 0x80) if bad == b"changed" else bad
+    data.put(threads[1], lines if bad is None else [bad, *lines])
+    async with open_store(data.where) as store:
+        assert [info.thread async for info in store.list()] == [threads[2], threads[0]]
+        ((thread, error),) = store.reports
+        assert thread == threads[1] and isinstance(error, Corrupt) and error.position == 0
+
+
 # Export and restore.
 
 

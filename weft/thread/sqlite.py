@@ -628,7 +628,7 @@ class SQLiteStore:
 
     def _row(self, row: Sequence[Any]) -> Listed:
         try:
-            return Listed(row[0], str(row[1]).encode(), row[2], _index(*row[3:]))
+            return Listed(row[0], bytes(row[1] or b""), row[2], _index(*row[3:]))
         except (ValueError, TypeError) as error:
             raise self._unreadable(f"what it lists of thread {row[0]!r}", error) from error
 
