@@ -21,12 +21,13 @@ from weft import Agent
 from weft._repair import repair
 from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError
 from weft.pool import Pool
-from weft.testing import Script, hold, say
+from weft.testing import ManualClock, Script, hold, say
 from weft.testing.crash import Kit
 from weft.thread import Entry, Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._codec import chain, decode_lines, digest_line, encode_body
 from weft.thread._turns import Plan
 from weft.thread.entries import Compaction, Note
+from weft.thread.memory import MemoryStore
 from weft.thread.store import Head
 
 
@@ -230,6 +231,35 @@ async def test_a_line_of_a_newer_weft_is_named(data: Data, tools: Tools) -> None
             await store.open(thread)
 
 
+class Growing(MemoryStore):
+    """A line is written by somebody else right after each scan, and right before it."""
+
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        await self._grow(thread)
+        found = await super().scan(thread)
+        await self._grow(thread)
+        return found
+
+    async def _grow(self, thread: str) -> None:
+        head = self._find(thread).head
+        entry = Entry(position=head.count, id=f"n{head.count}", parent=None, time=0.0, body=Note(name="n", text="t"))
+        lines, _ = chain([entry], [encode_body(entry.body)], head)
+        await self.append(thread, lines, head, None, None)
+
+
+async def test_what_is_written_meanwhile_is_no_fault_and_not_lost(tools: Tools) -> None:
+    data = InMemory()
+    thread = await small(data, tools)
+    async with open_store(Growing(data.where, owner="me", ttl=30.0, clock=ManualClock(), survives=True)) as store:
+        verified = await store.verify(thread)
+        assert verified.sound
+        assert verified.count == 6
+        assert (await store.salvage(thread)).lost == ()
+        data.put(thread, [*data.lines(thread)[:4], b"nonsense", *data.lines(thread)[5:]])
+        assert [fault.position for fault in (await store.verify(thread)).faults] == [4, 5]
+        assert (await store.salvage(thread)).lost == (4,)
+
+
 async def test_what_is_not_there_is_not_found(data: Data) -> None:
     async with open_store(data.where) as store:
         for verb in (store.verify("no"), store.export("no"), store.export("no", children=True), store.salvage("no")):
@@ -275,7 +305,9 @@ async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, 
     async with open_store(data.where) as store:
         assert [info.thread async for info in store.list()] == [threads[2], threads[0]]
         ((thread, error),) = store.reports
-        assert thread == threads[1] and isinstance(error, Corrupt) and error.position == 0
+        assert thread == threads[1]
+        assert isinstance(error, Corrupt)
+        assert error.position == 0
 
 
 # Export and restore.

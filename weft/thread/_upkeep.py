@@ -54,9 +54,17 @@ class Salvaged:
 
 async def verify(world: World, thread: str) -> Verified:
     """Read every line, and check that it decodes, follows from the one before, and stands at its place."""
-    lines = await world.store.scan(thread)
-    head = await _head(world, thread)
+    lines, head = await _whole(world, thread)
     return Verified(thread=thread, count=len(lines), faults=tuple(_faults(thread, lines, head)))
+
+
+async def _whole(world: World, thread: str) -> tuple[Mapping[int, bytes], Head | None]:
+    """What there is of its lines, and where it ends; what is written meanwhile belongs to neither."""
+    head = await _head(world, thread)
+    lines = await world.store.scan(thread)
+    if head is not None and await _head(world, thread) != head:
+        lines = {position: line for position, line in lines.items() if position < head.count}
+    return lines, head
 
 
 async def _head(world: World, thread: str) -> Head | None:
@@ -214,8 +222,8 @@ async def _make(  # as for `_branches.copy`
 
 async def salvage(world: World, thread: str) -> Salvaged:
     """Copy what a damaged thread still has of its conversation into a new one; see `OpenStore.salvage`."""
-    lines = await world.store.scan(thread)
-    head = await _head(world, thread) or Head(max(lines, default=-1) + 1, "")
+    lines, end = await _whole(world, thread)
+    head = end or Head(max(lines, default=-1) + 1, "")
     entries, lost = _survivors(thread, lines, head)
     header = entries.pop(0).body if entries and entries[0].position == 0 else None
     if not isinstance(header, Header):
