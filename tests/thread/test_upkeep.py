@@ -296,6 +296,30 @@ async def test_a_byte_that_is_no_text_in_a_file_is_a_typed_error(tmp_path: Path,
                 assert position in [fault.position for fault in (await store.verify(thread)).faults]
 
 
+async def test_a_line_that_follows_nothing_that_is_there_cuts_no_conversation_in_silence(
+    data: Data, tools: Tools
+) -> None:
+    async with open_store(data.where) as store:
+        session = await store.create(tools.agent())
+        for prompt in ("one", "two"):
+            await session.ask(prompt)
+        await session.branch(session.path[1].id)
+        path = [entry.id.encode() for entry in session.path]
+    lines = data.lines(session.id)
+    follows = [
+        n for n, line in enumerate(lines) if b'"parent":"%s"' % path[1] in line or b'"to":"%s"' % path[1] in line
+    ]
+    assert len(follows) == 2
+    for position in follows:
+        head, _, tail = lines[position].rpartition(path[1])
+        data.put(session.id, [*lines[:position], head + changed(path[1], 3, 0x01) + tail, *lines[position + 1 :]])
+        async with open_store(data.where) as store:
+            with pytest.raises(Corrupt) as caught:
+                await store.open(session.id)
+            assert caught.value.position == position
+            assert (await store.salvage(session.id)).lost == (position,)
+
+
 @pytest.mark.parametrize("bad", [b"", b"nonsense", b"\xff\xfe", b"changed", None])
 async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, bad: bytes | None) -> None:
     threads = [await small(data, tools) for _ in range(3)]

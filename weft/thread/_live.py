@@ -23,7 +23,7 @@ from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
-from weft.thread._view import View, evolve, first_index, leaf_after, next_index
+from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
 from weft.thread.entries import MAIL, TREE, Body, Entry, Header, TurnStarted
 from weft.thread.store import (
     Appended,
@@ -239,7 +239,9 @@ class Live:
         """Each entry is dropped before the next is made: what is kept by the thousand, the collector goes through."""
         for start in range(first, len(lines), SLICE):
             for place, line in enumerate(lines[start : start + SLICE], start):
-                evolve(view, decode_line(line, self.id, place))
+                entry = decode_line(line, self.id, place)
+                check_place(view, entry)
+                evolve(view, entry)
             if start + SLICE < len(lines):
                 await self.world.clock.sleep(0)
 
@@ -632,14 +634,15 @@ class Live:
             if not _follows(self.head, loaded):
                 raise NotFound(self.id)
             news = decode_lines(loaded.lines, self.id, self.head.count)
+            for entry in news:
+                check_place(self.view, entry)
+                evolve(self.view, entry)
         except (NotFound, Corrupt, NewerFormat, Closed, StoreFailed) as error:
             self._catching = False
             if command is not None and not command.waiter.done():
                 command.waiter.set_exception(error)
             self.close(error)
             return
-        for entry in news:
-            evolve(self.view, entry)
         self._forget_contexts()
         self.head, self.lease = loaded.head, loaded.lease
         self._reset_next()
