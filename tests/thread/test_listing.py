@@ -12,7 +12,7 @@ import pytest
 
 from tests.thread.talk import Tools, damaged, lines_of, place, talker, told
 from weft import Agent, Busy, Closed
-from weft.errors import Corrupt, NotFound, WrongCall
+from weft.errors import Corrupt, NotFound, NotPending, WrongCall
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, hold, say
 from weft.thread import Entry, Memory, OpenStore, ThreadInfo, approve, deny, open_store
@@ -142,6 +142,30 @@ async def test_a_title_is_found_by_a_part_in_any_case_of_letters(
         await wanted.describe(title=title)
         assert await listed(store, title=part) == [wanted.id]
         assert await listed(store, title=f"{part}-") == []
+
+
+async def test_what_is_looked_for_is_made_text_as_what_is_stored_is(where: Where, tools: Tools) -> None:
+    """As a client may send it: it is escaped in JSON."""
+    async with open_store(where) as store:
+        session = await store.create(tools.agent(), meta={"k\ud800": "v\x00"})
+        await session.describe(title="t\x00t")
+        for query in ({"title": "\ud800"}, {"title": "t\x00"}, {"meta": {"k\ud800": "v\x00"}}):
+            assert await listed(store, **query) == [session.id], query
+        for query in ({"kind": "\ud800"}, {"parent": "\ud800"}, {"name": "\ud800"}):
+            assert await listed(store, **query) == []
+        assert await listed(store, after=2**70) == [session.id]
+        for verb in (store.open, store.verify, store.export, store.salvage, store.cancel, store.delete):
+            with pytest.raises(NotFound):
+                await verb("\ud800")
+        with pytest.raises(NotPending):
+            await store.decide(approve("\ud800.\x00"))
+
+
+async def test_a_position_below_zero_is_a_wrong_call_and_no_damage(where: Where, tools: Tools) -> None:
+    async with open_store(where) as store:
+        session = await store.create(tools.agent())
+        with pytest.raises(WrongCall, match="after"):
+            store.watch(session.id, after=-1)
 
 
 async def test_who_has_no_title_any_more_is_not_found_by_it(where: Where, tools: Tools) -> None:

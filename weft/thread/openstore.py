@@ -58,7 +58,7 @@ GRACE = 25.0
 """Seconds that leaving waits for what runs."""
 PAGE = 100
 _BEHIND = 2**40
-"""A position that no thread has: to load nothing but where it ends."""
+"""A position that no thread has: to load nothing but where it ends. A cursor that no list gives, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,14 +474,14 @@ class OpenStore:
         if limit is not None and limit < 0:
             raise WrongCall(f"limit is 0 or more, or None for all there are; not {limit}")
         query = Query(
-            kind=kind,
-            name=name,
-            parent=parent,
+            kind=_text(kind),
+            name=_text(name),
+            parent=_text(parent),
             roots=parent is None and not children,
             meta=checked_meta(meta or {}),
-            title=title,
+            title=_text(title),
             pending=pending,
-            after=after,
+            after=None if after is None else min(after, _BEHIND),
             limit=PAGE,
         )
         return Listing(self.store, query, self.check_open, self.report, limit)
@@ -490,8 +490,13 @@ class OpenStore:
         """Every entry from position `after` on, exactly once, in order, then live; `until` a head.
 
         Also what other processes write. Raises `NotFound` when the thread is deleted.
+
+        Raises:
+            WrongCall: `after` is less than 0.
         """
         self.check_open()
+        if after < 0:
+            raise WrongCall(f"after is a position, 0 or more; not {after}")
         return Watch(self.live(thread), after=after, until=until)
 
     async def delete(self, thread: str, *, children: bool = False) -> None:
@@ -650,6 +655,11 @@ def open_store(
     name = node or f"{socket.gethostname()}:{os.getpid()}"
     owner = f"{name}/{ids.new()}"
     return OpenStore(_store(where, owner, lease, clock, synchronous), clock=clock, ids=ids, grace=grace)
+
+
+def _text(filter_: str | None) -> str | None:
+    """As what is stored was made text."""
+    return None if filter_ is None else clean_text(filter_)
 
 
 def _store(

@@ -566,6 +566,8 @@ class SQLiteStore:
             rows = list(await reader.execute_fetchall(sql.LOAD, values))
         except sqlite3.Error as error:
             raise await self._damage(thread, after, error) from error
+        except UnicodeEncodeError:  # an id that is no text is that of no thread
+            rows = []
         if not rows:
             raise NotFound(thread)
         state, first = rows[0]
@@ -588,6 +590,8 @@ class SQLiteStore:
             rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
+        except UnicodeEncodeError:
+            rows = []
         if not rows:
             raise NotFound(thread)
         tid, count = rows[0][0], rows[0][1]
