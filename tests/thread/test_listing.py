@@ -679,3 +679,9 @@ async def test_a_thread_that_cannot_be_read_can_be_deleted(tools: Tools) -> None
         with pytest.raises(NotFound):
             await store.open(session.id)
         assert await everything(store) == []
+
+
+def test_a_durability_that_there_is_none_of_is_refused_and_not_taken_for_a_lesser_one() -> None:
+    for wrong in ("OFF", "EXTRA", "full", "FULL; PRAGMA synchronous = OFF", 2, None):
+        with pytest.raises(WrongCall, match="synchronous"):
+            open_store("sqlite:///never.db", synchronous=wrong)  # type: ignore[arg-type]

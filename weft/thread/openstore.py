@@ -650,6 +650,8 @@ def open_store(
     """
     if not 0.1 <= lease <= 86_400:
         raise WrongCall("lease is between 0.1 and 86,400 seconds")
+    if synchronous not in ("FULL", "NORMAL"):
+        raise WrongCall(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
     clock = clock or SystemClock()
     ids = ids or SystemIds()
     name = node or f"{socket.gethostname()}:{os.getpid()}"
