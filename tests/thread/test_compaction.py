@@ -514,6 +514,18 @@ async def test_a_summarizer_that_finds_it_too_long_twice_has_failed_and_both_cal
     assert session.usage.turns.unknown == 2
 
 
+async def test_a_summary_as_long_as_what_it_stands_for_is_none(store: OpenStore) -> None:
+    script = Script(honest(text(300, "a1")), honest("a2"), honest("a3"), summary=say(text(900)))
+    session = await store.create(Agent(script, compaction=SHORT))
+    await session.ask(text(500, "u1"))
+    assert (await session.ask(text(200, "u2"))).text == "a2"
+    assert await compactions(store, session) == []
+    ((_, error),) = store.reports
+    assert isinstance(error, ModelError)
+    assert error.code == "MODEL_SUMMARY"
+    assert "long" in str(error)
+
+
 async def test_a_turn_after_one_whose_summary_failed_tries_again(store: OpenStore) -> None:
     count = 0
 

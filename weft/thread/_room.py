@@ -62,6 +62,8 @@ async def shorter(
         raise Unusable(f"ended with {finish.reason!r}" if message.text.strip() else "is empty", finish.usage)
     text = _texts.summary(message.text, _open_work(view))
     after = found.after + tokens.count(text)
+    if after >= found.before:
+        raise Unusable("is as long as what it stands for", finish.usage)
     by = finish.by or summarizer.info()
     model = f"{by.provider}:{by.model}"
     return entries.Compaction(
