@@ -402,6 +402,14 @@ async def test_what_is_restored_twice_is_there_once(data: Data, tools: Tools) ->
         assert told((await store.open(session.id)).messages) == ["> one", "re one", "> two", "re two"]
 
 
+async def test_an_export_that_was_printed_is_restored_with_its_empty_lines(data: Data, tools: Tools) -> None:
+    threads = [await small(data, tools) for _ in range(2)]
+    async with open_store(data.where) as store:
+        text = "\n".join([await store.export(thread) for thread in threads]) + "\r\n \n"
+    assert await restored(text, Memory()) == tuple(threads)
+    assert await restored("\n", Memory()) == ()
+
+
 async def test_two_stores_that_restore_at_once_make_it_once(data: Data, tools: Tools) -> None:
     async with open_store(Memory()) as store:
         session = await store.create(tools.agent())

@@ -167,7 +167,7 @@ async def _is_there(world: World, thread: str) -> bool:
 
 def _threads(text: str) -> list[list[bytes]]:
     threads: list[list[bytes]] = []
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):  # an empty one is of who printed it
         data = line.encode(errors="surrogatepass")
         if previous_of(data) == "" or not threads:
             threads.append([])
