@@ -637,7 +637,10 @@ class Live:
             for entry in news:
                 check_place(self.view, entry)
                 evolve(self.view, entry)
-        except (NotFound, Corrupt, NewerFormat, Closed, StoreFailed) as error:
+        except StoreFailed as error:
+            self._unread(command, error)
+            return
+        except (NotFound, Corrupt, NewerFormat, Closed) as error:
             self._catching = False
             if command is not None and not command.waiter.done():
                 command.waiter.set_exception(error)
@@ -654,6 +657,18 @@ class Live:
         self._caught(command)
         if news:
             self._notify()
+
+    def _unread(self, command: _Command | None, failure: StoreFailed) -> None:
+        """The disk did not give what is new: who waits for it is told, and a turn's record tries again."""
+        self._catching = False
+        if command is None and self._commands:
+            command = self._commands.pop(0)  # it was decided on what is old
+        if command is None:
+            self._try_again(failure)
+            return
+        if not command.waiter.done():
+            command.waiter.set_exception(failure)
+        self._pump()
 
     def _caught(self, command: _Command | None) -> None:
         self._catching = False
@@ -708,7 +723,9 @@ class Live:
                 if self.runner is None and self._closed is None:
                     await self.refresh()
                     self._notify()
-        except (Closed, NotFound, StoreFailed, Corrupt, NewerFormat) as error:
+        except StoreFailed as error:
+            self._fail_waiters(error)
+        except (Closed, NotFound, Corrupt, NewerFormat) as error:
             self.close(error)
         finally:
             self._following = False
@@ -734,6 +751,9 @@ class Live:
                 command.waiter.set_exception(cause)
         self._commands.clear()
         self._records.clear()
+        self._fail_waiters(cause)
+
+    def _fail_waiters(self, cause: Failure) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
