@@ -17,7 +17,7 @@ import pytest
 from tests.thread.test_sqlite import Child, content_of, database, files_beside, overwrite, unix
 from weft import Agent, tool
 from weft._ports import Clock
-from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError
+from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError, WrongCall
 from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
 from weft.testing.contract._kit import after, change, create, outcomes
@@ -360,6 +360,20 @@ async def test_a_file_that_was_cut_short_is_an_error(path: Path, tmp_path: Path)
             torn = tmp_path / f"torn{pages}-{extra}.db"
             overwrite(torn, content[: pages * PAGE + extra])
             assert await read_all(torn, said), torn.name
+
+
+async def test_a_damaged_file_is_not_taken_for_another_programs_and_names_the_way_out(path: Path) -> None:
+    await fill(path)
+    overwrite(path, content_of(path)[:PAGE])
+    with pytest.raises(WrongCall, match="malformed") as caught:
+        async with open_store(f"sqlite:///{path}"):
+            pass
+    assert "backup" in str(caught.value)
+    assert "another program" not in str(caught.value)
+    overwrite(path, b"no database at all" * 1_000)
+    with pytest.raises(WrongCall, match="another program"):
+        async with open_store(f"sqlite:///{path}"):
+            pass
 
 
 async def test_a_file_that_is_torn_while_it_is_open_is_an_error_for_those_who_read_and_write(path: Path) -> None:

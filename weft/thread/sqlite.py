@@ -317,7 +317,7 @@ class SQLiteStore:
                     raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
                 await self.clock.sleep(0.005)
             except sqlite3.DatabaseError as error:
-                raise WrongCall(f"cannot open {self._path.name!r}: {error}; is it another program's file?") from error
+                raise WrongCall(f"cannot open {self._path.name!r}: {error}; {_way_out(error)}") from error
             else:
                 return
 
@@ -721,6 +721,12 @@ def _index(  # noqa: PLR0913  # the columns of a row
         unsettled=unsettled,
         due=due,
     )
+
+
+def _way_out(error: sqlite3.DatabaseError) -> str:
+    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT:
+        return "go back to a backup, or try `.recover` of SQLite's shell"
+    return "is it another program's file?"
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
