@@ -685,3 +685,17 @@ def test_a_durability_that_there_is_none_of_is_refused_and_not_taken_for_a_lesse
     for wrong in ("OFF", "EXTRA", "full", "FULL; PRAGMA synchronous = OFF", 2, None):
         with pytest.raises(WrongCall, match="synchronous"):
             open_store("sqlite:///never.db", synchronous=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_store_that_was_left_and_entered_again_is_not_taken_for_dead(where: Where, tools: Tools) -> None:
+    release = asyncio.Event()
+    agent = Agent(Script(hold(release, say("done"))))
+    again = open_store(where)
+    async with again:
+        pass
+    async with again as store, open_store(where) as other:
+        turn = await (await store.create(agent)).send("go")
+        (running,) = await listed(store)
+        assert await (await other.open(running, agent)).resume() is None
+        release.set()
+        assert (await turn.wait()).usage.unknown == 0
