@@ -678,6 +678,19 @@ async def test_a_changed_line_that_still_decodes_is_not_taken_for_what_was_said(
             await goes_on(await salvaged_whole(store, tools, session, [n]))
 
 
+async def test_what_a_newer_weft_has_written_is_not_lost_and_not_left_out_of_a_copy(data: Data, tools: Tools) -> None:
+    thread = await small(data, tools)
+    lines = data.lines(thread)
+    lines[-1] = lines[-1].replace(b'"v":1', b'"v":99')
+    data.put(thread, lines)
+    async with open_store(data.where) as store:
+        assert (await store.salvage(thread)).lost == (5,)  # its head does not know it: it was changed
+    data.head(thread, Head(len(lines), digest_line(lines[-1])))
+    async with open_store(data.where) as store:
+        with pytest.raises(NewerFormat):
+            await store.salvage(thread)
+
+
 async def test_a_lost_header_is_past_saving(data: Data, tools: Tools) -> None:
     thread = await small(data, tools)
     lines = data.lines(thread)

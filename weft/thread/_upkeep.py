@@ -284,6 +284,9 @@ def _survivors(thread: str, lines: Mapping[int, bytes], head: Head) -> tuple[lis
     """The entries that are as they were written, and the positions of the others.
 
     From the end: a line that is good vouches for the one before it, by its digest; the head does for the last.
+
+    Raises:
+        NewerFormat: One that is as it was written is a newer weft's.
     """
     entries: list[Entry] = []
     lost: list[int] = []
@@ -295,7 +298,9 @@ def _survivors(thread: str, lines: Mapping[int, bytes], head: Head) -> tuple[lis
                 raise Corrupt(thread, position, "it is not as it was written")
             entries.append(decode_line(line, thread, position))
             vouched = previous_of(line)
-        except (Corrupt, NewerFormat):
+        except (Corrupt, NewerFormat) as error:
+            if isinstance(error, NewerFormat) and vouched is not None:
+                raise  # it is as it was written
             lost.append(position)
             vouched = None
     return entries[::-1], tuple(lost[::-1])

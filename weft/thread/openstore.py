@@ -606,6 +606,7 @@ class OpenStore:
         Raises:
             NotFound: Nothing of it is there.
             Corrupt: Its header is lost.
+            NewerFormat: A newer weft has written it.
         """
         self.check_open()
         return await _upkeep.salvage(self, thread)
