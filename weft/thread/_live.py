@@ -24,7 +24,7 @@ from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, S
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
-from weft.thread.entries import MAIL, TREE, Body, Entry, Header, TurnStarted
+from weft.thread.entries import MAIL, TREE, Body, Entry, Header, Leaf, TurnStarted
 from weft.thread.store import (
     Appended,
     Claim,
@@ -240,7 +240,8 @@ class Live:
         for start in range(first, len(lines), SLICE):
             for place, line in enumerate(lines[start : start + SLICE], start):
                 entry = decode_line(line, self.id, place)
-                check_place(view, entry)
+                if entry.parent != view.leaf or type(entry.body) is Leaf:  # else it follows what is there
+                    check_place(view, entry)
                 evolve(view, entry)
             if start + SLICE < len(lines):
                 await self.world.clock.sleep(0)
