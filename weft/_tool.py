@@ -47,8 +47,8 @@ class ToolError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.code = str(code)
+        self.message = str(message)
 
 
 class Retry(Exception):
