@@ -66,6 +66,16 @@ SPENT = Usage(input_tokens=10, output_tokens=5)
 STOP = Finish(reason="stop", usage=SPENT)
 
 
+def told(*, kind: Any = TextChunk, **fields: Any) -> Any:
+    """An event whose fields may be of any type."""
+    return kind(**fields)
+
+
+def spent(**counts: Any) -> Any:
+    """A finish whose counts may be of any type."""
+    return told(kind=Finish, reason="stop", usage=Usage(**counts))
+
+
 class Raw:
     """A model that streams what it is told, contract or no contract."""
 
@@ -342,6 +352,13 @@ async def test_calls_have_ids_of_weft_s_own_whatever_the_provider_gives() -> Non
     assert [part.call for message in result.messages for part in message.results] == [part.id for part in made]
 
 
+@pytest.mark.parametrize(("given", "kept"), [(7, "7"), ("a\ud800\x00", "a\ufffd\ufffd"), (None, None)])
+async def test_the_provider_s_id_is_kept_as_text_whatever_it_is(given: Any, kept: str | None) -> None:
+    model = Raw([WholeCall(name="add", arguments='{"a":1,"b":2}', provider_id=given), STOP], [STOP])
+    (made,) = (await Agent(model, tools=[add]).run("hi")).messages[1].calls
+    assert made.provider_id == kept
+
+
 async def test_what_is_no_text_is_replaced_in_a_reply() -> None:
     model = Raw(
         [
@@ -480,6 +497,19 @@ async def test_a_model_error_of_any_code_is_a_failed_model_call(code: str) -> No
         pytest.param([STOP, TextChunk(text="more")], "MODEL_CONTRACT", id="a text after the finish"),
         pytest.param([STOP, WholeCall(name="add", arguments="{}")], "MODEL_CONTRACT", id="a call after the finish"),
         pytest.param([WholeCall(name="", arguments="{}"), STOP], "MODEL_CONTRACT", id="a call without a name"),
+        pytest.param(["hello", STOP], "MODEL_CONTRACT", id="what is no event"),
+        pytest.param([told(text=7), STOP], "MODEL_CONTRACT", id="a text that is none"),
+        pytest.param([told(text=7, kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="a thought that is none"),
+        pytest.param([told(block={}, kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="a block that is no text"),
+        pytest.param(
+            [told(name="add", arguments={}, kind=WholeCall), STOP], "MODEL_CONTRACT", id="arguments as a dict"
+        ),
+        pytest.param([told(reason=None, kind=Finish)], "MODEL_CONTRACT", id="a finish without a reason"),
+        pytest.param([told(reason="stop", usage={}, kind=Finish)], "MODEL_CONTRACT", id="usage as a dict"),
+        pytest.param([spent(input_tokens="10")], "MODEL_CONTRACT", id="usage as texts"),
+        pytest.param([spent(output_tokens=1.5)], "MODEL_CONTRACT", id="usage in parts"),
+        pytest.param([spent(cache_read_tokens=None)], "MODEL_CONTRACT", id="usage that is not said"),
+        pytest.param([spent(reasoning_tokens=-1)], "MODEL_CONTRACT", id="usage below zero"),
     ],
 )
 async def test_a_stream_that_breaks_its_contract_is_a_failed_model_call(events: list[ModelEvent], code: str) -> None:

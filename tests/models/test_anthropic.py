@@ -767,6 +767,11 @@ async def test_events_that_nobody_knows_are_passed_over() -> None:
         (None, {"output_tokens": 5}, Usage(output_tokens=5)),
         (SPENT, {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}, USAGE),
         ({"input_tokens": "many", "output_tokens": 1}, {"output_tokens": "more"}, Usage(output_tokens=1)),
+        (
+            {"input_tokens": 2, "output_tokens_details": [1]},
+            {"output_tokens": 5},
+            Usage(input_tokens=2, output_tokens=5),
+        ),
         ({**SPENT, "output_tokens": 1}, {"output_tokens": 9}, USAGE),
         ({"input_tokens": 1, "output_tokens": 1}, SPENT, USAGE),
     ],

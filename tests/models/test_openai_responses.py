@@ -590,6 +590,12 @@ async def test_reasoning_goes_back_as_it_came(settings: Settings) -> None:
         ({"usage": {"input_tokens": 2, "output_tokens": 1}}, Usage(input_tokens=2, output_tokens=1)),
         ({"usage": {"input_tokens": 2, "input_tokens_details": None}}, Usage(input_tokens=2)),
         ({"usage": {"output_tokens": 1, "output_tokens_details": {}}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": "2", "output_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": 2.0, "output_tokens": 1.5}}, Usage(input_tokens=2, output_tokens=1)),
+        ({"usage": {"input_tokens": -2, "output_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": 2, "input_tokens_details": {"cached_tokens": "many"}}}, Usage(input_tokens=2)),
+        ({"usage": {"input_tokens": 2, "input_tokens_details": [2]}}, Usage(input_tokens=2)),
+        ({"usage": [2, 1]}, None),
         ({"usage": SPENT}, USAGE),
     ],
 )

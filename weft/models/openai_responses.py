@@ -47,7 +47,17 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
+from weft.models._openai_sdk import (
+    KEY,
+    Json,
+    Reason,
+    arguments_text,
+    client_here,
+    count_of,
+    extra_body,
+    failed,
+    model_errors,
+)
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, is_own, name_of
@@ -394,16 +404,12 @@ def _thought(item: ResponseReasoningItem) -> str:
 
 def _usage(usage: ResponseUsage | None) -> Usage | None:
     """What was reported; None if nothing was."""
-    if usage is None or not (usage.input_tokens or usage.output_tokens):
-        return None
-    return Usage(
-        input_tokens=usage.input_tokens or 0,
-        output_tokens=usage.output_tokens or 0,
-        cache_read_tokens=_count(usage.input_tokens_details, "cached_tokens"),
-        cache_write_tokens=_count(usage.input_tokens_details, "cache_write_tokens"),
-        reasoning_tokens=_count(usage.output_tokens_details, "reasoning_tokens"),
+    read = getattr(usage, "input_tokens_details", None)
+    spent = Usage(
+        input_tokens=count_of(usage, "input_tokens"),
+        output_tokens=count_of(usage, "output_tokens"),
+        cache_read_tokens=count_of(read, "cached_tokens"),
+        cache_write_tokens=count_of(read, "cache_write_tokens"),
+        reasoning_tokens=count_of(getattr(usage, "output_tokens_details", None), "reasoning_tokens"),
     )
-
-
-def _count(details: BaseModel | None, name: str) -> int:
-    return getattr(details, name, None) or 0
+    return spent if spent.tokens else None
