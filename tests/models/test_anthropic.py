@@ -934,7 +934,14 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
 
 
 @pytest.mark.parametrize(
-    ("headers", "wait"), [({"retry-after": "7"}, 7.0), ({"retry-after-ms": "1500"}, 1.5), ({"retry-after": "x"}, None)]
+    ("headers", "wait"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after": "x"}, None),
+        ({"retry-after": "Fri, 31 Dec 99999999999999 23:59:59 GMT"}, None),
+        ({"retry-after": "Wed, 01 Jan 2025 00:00:00 +99999999999999"}, None),
+    ],
 )
 async def test_how_long_to_wait_is_told(headers: dict[str, str], wait: float | None) -> None:
     assert (await Server(refused(529, {}, headers)).failure()).retry_after == wait
