@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal
 
 from openai import AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
@@ -270,7 +270,7 @@ class _Reply:
     an item or event of an unknown type is read as one of another class. Items are told by their `type`.
     """
 
-    __slots__ = ("_called", "_done", "_finish", "_paragraph", "_refused", "_shown", "_written")
+    __slots__ = ("_called", "_finish", "_paragraph", "_refused", "_shown", "_taken", "_written")
 
     def __init__(self) -> None:
         self._shown: set[int] = set()
@@ -278,7 +278,8 @@ class _Reply:
         self._written: dict[int, list[str]] = {}
         """Arguments of the calls that are under way."""
         self._paragraph: tuple[str, int] | None = None
-        self._done = 0
+        self._taken: list[tuple[int, BaseModel | None]] = []
+        """The items that are complete, by the server's index."""
         self._called = False
         self._refused = False
         self._finish: Finish | None = None
@@ -336,10 +337,12 @@ class _Reply:
 
     def _take_item(self, item: BaseModel | None, index: int) -> Iterator[ModelEvent]:
         """An item that is complete: what of it was not streamed, then the call or the block."""
+        if (index, item) in self._taken:  # told twice
+            return
+        self._taken.append((index, item))
         shown = index in self._shown
         self._shown.discard(index)
         self._paragraph = None
-        self._done += 1
         match item:
             case ResponseOutputMessage(type="message"):
                 for text in self._texts(item):
@@ -381,13 +384,20 @@ class _Reply:
         if status == "failed":
             error = response.error
             raise failed(None) if error is None else failed(error.message, error.code)
-        for index, item in enumerate(response.output or ()):
-            if index >= self._done:
-                yield from self._take_item(item, index)
+        for index, item in self._left(response.output or ()):
+            yield from self._take_item(item, index)
         if status in ("completed", "incomplete"):
             said = (response.incomplete_details and response.incomplete_details.reason) or status
             usage = _usage(response.usage)
             self._finish = Finish(reason=self._reason(status, said), usage=usage, provider_reason=said)
+
+    def _left(self, output: Sequence[BaseModel]) -> list[tuple[int, BaseModel]]:
+        """The items that the stream did not complete; where the server does not number them, those after as many."""
+        places: list[object] = [index for index, _ in self._taken]
+        numbers = set(places)
+        if len(numbers) < len(places) or not numbers.issubset(range(len(output))):
+            numbers = set(range(len(places)))
+        return [(index, item) for index, item in enumerate(output) if index not in numbers]
 
     def _reason(self, status: str, said: str) -> Reason:
         """The reason in weft's words. Whatever cut the reply, its calls may be incomplete."""
