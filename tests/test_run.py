@@ -235,6 +235,15 @@ async def test_instructions_may_be_a_function_that_is_asked_once(*, waits: bool)
 
 
 @pytest.mark.parametrize("waits", [True, False])
+async def test_instructions_may_be_a_function_that_gives_none(*, waits: bool) -> None:
+    async def nothing_later(ctx: Context) -> None: ...
+
+    script = Script(say("x"))
+    await Agent(script, instructions=nothing_later if waits else lambda ctx: None).run("hi")
+    assert script.requests[0].instructions is None
+
+
+@pytest.mark.parametrize("waits", [True, False])
 async def test_instructions_that_break_fail_the_run(*, waits: bool) -> None:
     def broken(ctx: Context) -> str:
         raise KeyError("secret")

@@ -378,7 +378,7 @@ class RunLoop:
             self.cause = text.cause
             self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
         else:
-            self._begin(begin, clean_text(str(text)))
+            self._begin(begin, None if text is None else clean_text(str(text)))
 
     def _begin(self, begin: Begin, instructions: str | None) -> None:
         self._instructions = instructions
