@@ -1681,6 +1681,29 @@ async def test_delegations_take_no_place_of_the_four() -> None:
     assert (await task).text == "end"
 
 
+@pytest.mark.parametrize("first", ["ask", "work"])
+async def test_the_places_of_delegations_are_not_taken_by_other_bodies(first: str) -> None:
+    gate = asyncio.Event()
+    started: list[int] = []
+
+    @tool(effect="none")
+    async def work(x: int) -> None:
+        started.append(x)
+        await gate.wait()
+
+    child = Script(*[say("42")] * 3)
+    delegation = Delegation(Agent(child))
+    asks, works = [call("ask", prompt="x") for _ in range(3)], [call("work", x=x) for x in range(8)]
+    wanted = [*asks, *works] if first == "ask" else [*works, *asks]
+    agent = Agent(Script(calls(*wanted), say("end")), tools=[delegation.tool("ask"), work])
+    task = asyncio.ensure_future(agent.run("hi"))
+    await settle()
+    assert (len(child.requests), delegation.at_work, started) == (3, 0, [0, 1, 2, 3])
+    gate.set()
+    assert (await task).text == "end"
+    assert started == list(range(8))
+
+
 def test_what_is_told_of_a_run_is_frozen() -> None:
     with pytest.raises(AttributeError):
         RunStarted(run="r").run = "s"  # type: ignore[misc]  # that it cannot be set is the promise

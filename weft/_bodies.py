@@ -118,18 +118,24 @@ class Bodies:
         return self._recorder.durable and isinstance(plan, Ready) and plan.delegate
 
     async def _run_lane(self, lane: list[tuple[Ready | Gated, int]], feed: Feed) -> None:
-        queue = iter(lane)
+        """Run these calls at once, but no more than `PARALLEL` of those that delegate to no pool."""
+        if len(lane) == 1:
+            await self._run_one(*lane[0], feed)
+            return
+        queue = iter([item for item in lane if not _is_delegated(item[0])])
 
         async def work_off() -> None:
             for plan, attempt in queue:
                 await self._run_one(plan, attempt, feed)
 
-        bounded = sum(1 for plan, _ in lane if not (isinstance(plan, Ready) and plan.delegate))
-        workers = min(len(lane), PARALLEL + len(lane) - bounded)
-        if workers == 1:
-            await work_off()
-            return
-        tasks = [start_task(work_off(), name="weft calls") for _ in range(workers)]
+        tasks: list[asyncio.Task[None]] = []
+        places = PARALLEL
+        for plan, attempt in lane:
+            if _is_delegated(plan):
+                tasks.append(start_task(self._run_one(plan, attempt, feed), name="weft calls"))
+            elif places:
+                places -= 1
+                tasks.append(start_task(work_off(), name="weft calls"))
         await joined(tasks)
         for task in tasks:
             if not task.cancelled():
@@ -204,6 +210,10 @@ class Bodies:
             ids=self._ids,
             key=context.call.idempotency_key,
         )
+
+
+def _is_delegated(plan: Ready | Gated) -> bool:
+    return isinstance(plan, Ready) and plan.delegate
 
 
 def _lanes(
