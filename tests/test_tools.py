@@ -967,3 +967,20 @@ async def test_where_a_body_or_a_predicate_has_failed_is_logged_without_the_text
     told = {record.getMessage().split(" at ")[0]: record.getMessage() for record in caplog.records}
     assert set(told) == {"tool broken failed: OSError", "a call of tool gated was not made: KeyError"}
     assert all(f"{__file__}:" in text for text in told.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [(Any, {"name": "secret\udcff"}, "PydanticSerializationError"), (int, "secret", "ValidationError")],
+)
+async def test_a_value_that_cannot_be_shown_is_logged_without_it(
+    kind: Any, value: object, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def odd() -> object:
+        return value
+
+    odd.__annotations__["return"] = kind
+    assert (await result_of(tool(odd))).code == "INTERNAL"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"what tool odd gave is no result: {told} at ")
+    assert "secret" not in caplog.text

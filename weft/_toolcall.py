@@ -189,6 +189,7 @@ async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     else:
         text = contain_call("tool call", render)
     if isinstance(text, Contained):
+        _log.warning("what tool %s gave is no result: %s", tool.name, _where(text.cause))
         message = "The tool gave a value that does not fit its declared type."
         return _texts.error(call, _texts.INTERNAL, message)
     return ToolResult(call=call.id, content=_texts.capped(clean_text(text), tool.cap))
