@@ -91,7 +91,8 @@ class OpenStore:
         self.reports: list[tuple[str, Exception]] = []
         """What could not be gone on with and was left: thread and reason."""
         self._grace = grace
-        self._host = Host()
+        self._host = Host(self._broken)
+        self._why = Closed()
         self._lives: WeakValueDictionary[str, Live] = WeakValueDictionary()
         self._runners: set[TurnRunner] = set()
         self._observers: list[Callable[[str, Entry], None]] = []
@@ -127,9 +128,18 @@ class OpenStore:
         try:
             await self._hand_off()
         finally:
-            for live in tuple(self._lives.values()):
-                live.close(Closed())
+            self._close_lives()
             await self.store.stop()
+
+    def _close_lives(self) -> None:
+        for live in tuple(self._lives.values()):
+            live.close(self._why)
+
+    def _broken(self, error: BaseException) -> None:
+        """Something ended all that runs here: whoever waits is told."""
+        self._why = Closed(f"{type(error).__name__} has ended all that runs in this store; leave it, and open it again")
+        self._why.__cause__ = error
+        self._close_lives()
 
     async def _rest(self, seconds: float) -> None:
         """Return when nothing runs, or the time is over."""
