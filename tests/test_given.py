@@ -137,3 +137,16 @@ async def test_a_store_wants_an_agent() -> None:
         session = await store.create(Agent(Script()))
         with pytest.raises(WrongCall, match="agent=… is an Agent, not Script"):
             await store.open(session.id, other)
+
+
+async def test_a_history_that_can_be_read_once_is_read() -> None:
+    script = Script(say("Hello."))
+    history: Any = (message for message in [Message.user("Hi.")])
+    await Agent(script).run("Go on.", history=history)
+    assert [message.text for message in script.requests[0].messages] == ["Hi.", "Go on."]
+
+
+async def test_instructions_are_no_message_of_a_history() -> None:
+    wrong: Any = "system"
+    with pytest.raises(WrongCall, match=r"no message of role 'system'.*Agent\(instructions=…\)"):
+        await Agent(Script()).run("Go on.", history=[Message(role=wrong, parts=(Text(text="Be brief."),))])

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 _TYPE_MAKERS = frozenset({"types", "typing", "typing_extensions"})
 """Where what stands for a type, and is none, comes from: a union, an alias, a generic."""
+_ROLES = frozenset({"user", "assistant", "tool"})
 
 
 def instance(name: str, given: object, kind: type[T]) -> T:
@@ -89,12 +90,17 @@ def history(given: Sequence[Message]) -> Sequence[Message]:
     """Earlier messages.
 
     Raises:
-        WrongCall: They are none, such as those of another library.
+        WrongCall: They are none, such as those of another library, or are of a role that messages do not have.
     """
-    for one in listed("history", given):
+    messages = listed("history", given)
+    for one in messages:
         if not isinstance(one, Message):
             raise WrongCall(f"history=… holds messages, such as result.messages, not {_kind(one)}")
-    return given
+        if one.role not in _ROLES:
+            raise WrongCall(
+                f"history=… holds no message of role {one.role!r}; what a model is to obey is Agent(instructions=…)"
+            )
+    return messages
 
 
 def permissions(given: Iterable[str] | None) -> frozenset[str] | None:
