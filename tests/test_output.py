@@ -505,9 +505,10 @@ async def test_an_answer_is_read_once(mode: Mode) -> None:
     assert read == [2]
 
 
-def test_what_would_be_read_only_when_it_is_asked_for_is_no_output_type() -> None:
+@pytest.mark.parametrize("kind", [Iterable[int], dict[str, Iterable[int]]])
+def test_what_would_be_read_only_when_it_is_asked_for_is_no_output_type(kind: Any) -> None:
     with pytest.raises(WrongCall, match="use a list"):
-        Agent(Script(), output=Iterable[int])
+        Agent(Script(), output=kind)
 
 
 async def test_a_tool_choice_that_no_tool_fits_is_refused_before_the_model_is_asked() -> None:

@@ -24,6 +24,7 @@ from weft import (
     ModelRequest,
     Reasoning,
     RunFailed,
+    RunStream,
     Settings,
     Text,
     Tool,
@@ -32,6 +33,8 @@ from weft import (
     Usage,
     tool,
 )
+from weft._log import EventLog
+from weft._machine import State
 from weft._moves import (
     Begin,
     CallFinished,
@@ -45,8 +48,11 @@ from weft._moves import (
     Recorded,
     Started,
 )
+from weft._ports import SystemClock, SystemIds
+from weft._repair import Transcript
 from weft._result import child_result, raise_for
 from weft._run import RunLoop, StepInfo
+from weft._setup import Slot
 from weft._threads import workers
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
@@ -58,6 +64,16 @@ from weft.testing.script import Script, call, calls, fail, hold, say
 
 SPENT = Usage(input_tokens=10, output_tokens=5)
 STOP = Finish(reason="stop", usage=SPENT)
+
+
+def told(*, kind: Any = TextChunk, **fields: Any) -> Any:
+    """An event whose fields may be of any type."""
+    return kind(**fields)
+
+
+def spent(**counts: Any) -> Any:
+    """A finish whose counts may be of any type."""
+    return told(kind=Finish, reason="stop", usage=Usage(**counts))
 
 
 class Raw:
@@ -219,6 +235,15 @@ async def test_instructions_may_be_a_function_that_is_asked_once(*, waits: bool)
 
 
 @pytest.mark.parametrize("waits", [True, False])
+async def test_instructions_may_be_a_function_that_gives_none(*, waits: bool) -> None:
+    async def nothing_later(ctx: Context) -> None: ...
+
+    script = Script(say("x"))
+    await Agent(script, instructions=nothing_later if waits else lambda ctx: None).run("hi")
+    assert script.requests[0].instructions is None
+
+
+@pytest.mark.parametrize("waits", [True, False])
 async def test_instructions_that_break_fail_the_run(*, waits: bool) -> None:
     def broken(ctx: Context) -> str:
         raise KeyError("secret")
@@ -334,6 +359,13 @@ async def test_calls_have_ids_of_weft_s_own_whatever_the_provider_gives() -> Non
     assert len({part.id for part in made}) == 6
     assert [part.provider_id for part in made] == ["call_1", "call_1", ""] * 2
     assert [part.call for message in result.messages for part in message.results] == [part.id for part in made]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(7, "7"), ("a\ud800\x00", "a\ufffd\ufffd"), (None, None)])
+async def test_the_provider_s_id_is_kept_as_text_whatever_it_is(given: Any, kept: str | None) -> None:
+    model = Raw([WholeCall(name="add", arguments='{"a":1,"b":2}', provider_id=given), STOP], [STOP])
+    (made,) = (await Agent(model, tools=[add]).run("hi")).messages[1].calls
+    assert made.provider_id == kept
 
 
 async def test_what_is_no_text_is_replaced_in_a_reply() -> None:
@@ -474,6 +506,19 @@ async def test_a_model_error_of_any_code_is_a_failed_model_call(code: str) -> No
         pytest.param([STOP, TextChunk(text="more")], "MODEL_CONTRACT", id="a text after the finish"),
         pytest.param([STOP, WholeCall(name="add", arguments="{}")], "MODEL_CONTRACT", id="a call after the finish"),
         pytest.param([WholeCall(name="", arguments="{}"), STOP], "MODEL_CONTRACT", id="a call without a name"),
+        pytest.param(["hello", STOP], "MODEL_CONTRACT", id="what is no event"),
+        pytest.param([told(text=7), STOP], "MODEL_CONTRACT", id="a text that is none"),
+        pytest.param([told(text=7, kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="a thought that is none"),
+        pytest.param([told(block={}, kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="a block that is no text"),
+        pytest.param(
+            [told(name="add", arguments={}, kind=WholeCall), STOP], "MODEL_CONTRACT", id="arguments as a dict"
+        ),
+        pytest.param([told(reason=None, kind=Finish)], "MODEL_CONTRACT", id="a finish without a reason"),
+        pytest.param([told(reason="stop", usage={}, kind=Finish)], "MODEL_CONTRACT", id="usage as a dict"),
+        pytest.param([spent(input_tokens="10")], "MODEL_CONTRACT", id="usage as texts"),
+        pytest.param([spent(output_tokens=1.5)], "MODEL_CONTRACT", id="usage in parts"),
+        pytest.param([spent(cache_read_tokens=None)], "MODEL_CONTRACT", id="usage that is not said"),
+        pytest.param([spent(reasoning_tokens=-1)], "MODEL_CONTRACT", id="usage below zero"),
     ],
 )
 async def test_a_stream_that_breaks_its_contract_is_a_failed_model_call(events: list[ModelEvent], code: str) -> None:
@@ -1099,10 +1144,28 @@ class Journal:
         return self.on_the_way
 
 
-def journaled(agent: Agent[None]) -> tuple[RunLoop, Journal]:
+def journaled(
+    agent: Agent[None], *said: Message, replies: int = 0, events: EventLog | None = None
+) -> tuple[RunLoop, Journal]:
+    """A run that has got this far, and its journal."""
     journal = Journal()
-    loop = agent._loop("hi")
-    loop._recorder = journal
+    setup = agent._setup(deps=None)
+    transcript = Transcript([Message.user("hi")])
+    for message in said:
+        transcript.say(message)
+    loop = RunLoop(
+        setup,
+        State(run="r", limits=agent.limits, rules=setup.rules),
+        transcript,
+        base=(),
+        base_length=0,
+        replies=replies,
+        recorder=journal,
+        clock=SystemClock(),
+        ids=SystemIds(),
+        events=events,
+        slot=Slot(),
+    )
     journal.loop = loop
     return loop, journal
 
@@ -1322,11 +1385,9 @@ async def test_news_without_a_refused_record_are_just_fed() -> None:
 
 async def test_events_are_not_told_again_when_it_is_decided_again() -> None:
     agent = Agent(Script(call("add", a=1, b=2), say("3")), tools=[add])
-    stream = agent.stream("hi")
-    journal = Journal()
-    journal.loop = stream._loop
-    stream._loop._recorder = journal
-    async with stream as run:
+    log = EventLog()
+    loop, journal = journaled(agent, events=log)
+    async with RunStream(loop, log) as run:
         await journal.refuse()
         for _ in range(3):
             await journal.acknowledge()
@@ -1338,9 +1399,8 @@ async def test_events_are_not_told_again_when_it_is_decided_again() -> None:
 
 async def test_an_open_call_goes_on_where_it_was() -> None:
     wanted = ToolCall(id="a", name="add", arguments='{"a":1,"b":2}')
-    loop, journal = journaled(Agent(Script(say("never"), say("3")), tools=[add]))
-    loop.transcript.say(Message(role="assistant", parts=(wanted,)))
-    loop._replies = 1
+    said = Message(role="assistant", parts=(wanted,))
+    loop, journal = journaled(Agent(Script(say("never"), say("3")), tools=[add]), said, replies=1)
     plan = await judge(wanted, {"add": add}, None)
     task = asyncio.ensure_future(loop.drive(Begin(open=(OpenCall(plan=plan, started=1),))))
     (started,) = (await journal.acknowledge()).facts
@@ -1619,6 +1679,29 @@ async def test_delegations_take_no_place_of_the_four() -> None:
     assert (delegation.at_work, started) == (3, [0, 1, 2, 3])
     gate.set()
     assert (await task).text == "end"
+
+
+@pytest.mark.parametrize("first", ["ask", "work"])
+async def test_the_places_of_delegations_are_not_taken_by_other_bodies(first: str) -> None:
+    gate = asyncio.Event()
+    started: list[int] = []
+
+    @tool(effect="none")
+    async def work(x: int) -> None:
+        started.append(x)
+        await gate.wait()
+
+    child = Script(*[say("42")] * 3)
+    delegation = Delegation(Agent(child))
+    asks, works = [call("ask", prompt="x") for _ in range(3)], [call("work", x=x) for x in range(8)]
+    wanted = [*asks, *works] if first == "ask" else [*works, *asks]
+    agent = Agent(Script(calls(*wanted), say("end")), tools=[delegation.tool("ask"), work])
+    task = asyncio.ensure_future(agent.run("hi"))
+    await settle()
+    assert (len(child.requests), delegation.at_work, started) == (3, 0, [0, 1, 2, 3])
+    gate.set()
+    assert (await task).text == "end"
+    assert started == list(range(8))
 
 
 def test_what_is_told_of_a_run_is_frozen() -> None:

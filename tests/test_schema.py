@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -642,6 +642,18 @@ def test_a_signature_that_cannot_be_described_is_refused_with_names(function: Ca
 @pytest.mark.parametrize("hint", [Shop, Callable[[], None], "Nowhere"])
 def test_a_parameter_that_cannot_be_described_is_named(hint: object) -> None:
     with pytest.raises(InvalidTool, match=r"tool 'takes'.*'x'"):
+        takes(hint)
+
+
+class Basket(BaseModel):
+    """Its items would be read only when the body asks for them."""
+
+    items: Iterable[int]
+
+
+@pytest.mark.parametrize("hint", [Iterable[int], Generator[int, None, None], list[Iterable[int]], Basket])
+def test_what_would_be_read_only_in_the_body_is_no_parameter(hint: object) -> None:
+    with pytest.raises(InvalidTool, match=r"tool 'takes'.*'x'.*use a list"):
         takes(hint)
 
 

@@ -300,7 +300,7 @@ async def test_every_request_is_checked_as_on_the_wire() -> None:
 
 async def test_a_request_that_breaks_the_wire_fails_the_run() -> None:
     with pytest.raises(ModelFailed) as failed:
-        await Agent(Script(say("a"))).run("")
+        await Agent(Script(say("a"))).run("Hi.", history=[Message(role="user", parts=())])
     assert isinstance(failed.value.__cause__, WireError)
 
 

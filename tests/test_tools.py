@@ -327,6 +327,48 @@ async def test_any_other_exception_is_told_without_internals(error: Exception, *
     assert type(error).__name__ not in result.content
 
 
+@pytest.mark.parametrize(("code", "message", "told"), [(404, "gone", ("404", "gone")), ("X", KeyError(7), ("X", "7"))])
+async def test_the_code_and_text_of_a_tool_error_may_be_of_any_type(
+    code: Any, message: Any, told: tuple[str, str]
+) -> None:
+    @tool
+    async def ship() -> str:
+        raise ToolError(code, message)
+
+    result = await result_of(ship)
+    assert (result.is_error, result.code, result.content) == (True, *told)
+
+
+class Bare(ToolError):
+    """Has neither a code nor a text."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "secret")
+
+
+class Mute(Retry):
+    """Cannot be told."""
+
+    def __str__(self) -> str:
+        raise ValueError("secret")
+
+
+@pytest.mark.parametrize("error", [Bare(), Mute()])
+async def test_an_error_that_cannot_be_told_is_told_without_internals_and_siblings_run(error: Exception) -> None:
+    @tool
+    async def fail() -> str:
+        raise error
+
+    @tool
+    async def ping() -> str:
+        return "pong"
+
+    failed, right = await results_of([fail, ping], call("fail"), call("ping"))
+    assert (failed.is_error, failed.code) == (True, "INTERNAL")
+    assert "secret" not in failed.content
+    assert right.content == "pong"
+
+
 async def test_a_value_that_does_not_fit_its_declared_type_is_told_without_internals() -> None:
     @tool
     async def count() -> int:
@@ -925,3 +967,20 @@ async def test_where_a_body_or_a_predicate_has_failed_is_logged_without_the_text
     told = {record.getMessage().split(" at ")[0]: record.getMessage() for record in caplog.records}
     assert set(told) == {"tool broken failed: OSError", "a call of tool gated was not made: KeyError"}
     assert all(f"{__file__}:" in text for text in told.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [(Any, {"name": "secret\udcff"}, "PydanticSerializationError"), (int, "secret", "ValidationError")],
+)
+async def test_a_value_that_cannot_be_shown_is_logged_without_it(
+    kind: Any, value: object, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def odd() -> object:
+        return value
+
+    odd.__annotations__["return"] = kind
+    assert (await result_of(tool(odd))).code == "INTERNAL"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"what tool odd gave is no result: {told} at ")
+    assert "secret" not in caplog.text

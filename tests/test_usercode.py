@@ -304,7 +304,7 @@ class Left(BaseModel):
 RENDERED = [
     Annotated[int, PlainSerializer(keep)],
     Annotated[int, WrapSerializer(keep_by)],
-    *(Shown, AllShown, Computed, Left, list[Computed], Iterable[int]),
+    *(Shown, AllShown, Computed, Left, list[Computed]),
 ]
 
 
@@ -349,6 +349,10 @@ def test_code_that_checks_counts_for_a_result_as_well(hint: object) -> None:
 def test_code_that_only_shows_counts_for_a_result_alone(hint: object) -> None:
     assert flags(with_parameter(hint)) == (False, False)
     assert flags(with_result(hint)) == (False, True)
+
+
+def test_what_is_read_when_it_is_shown_counts_for_a_result() -> None:
+    assert flags(with_result(Iterable[int])) == (False, True)
 
 
 class Meta(type):

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeAlias, overload
 
 from typing_extensions import TypeVar, is_typeddict
 
+from weft import _given
 from weft._compaction import Compaction
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
@@ -82,7 +83,7 @@ class Agent(Generic[DepsT, OutputT]):
         compaction: When a session's conversation is made shorter for the model; absent: never by itself.
 
     Raises:
-        WrongCall: The output type cannot be described, or the model is none.
+        WrongCall: The output type cannot be described, the model is none, or another argument is of a wrong type.
         InvalidTool: A function cannot be a tool, or two tools have one name.
         NotAllowed: A tool needs a permission that `allow` lacks.
     """
@@ -214,17 +215,18 @@ class Agent(Generic[DepsT, OutputT]):
                 f"agent {name!r}: {model!r} is no model; give 'openai:…', or an object with Model's methods"
             )
         self.model = model
-        self.name = name
-        self.instructions = instructions
-        self.deps = deps
-        self.limits = limits
-        self.settings = settings
+        self.name = _given.instance("name", name, str)
+        self.instructions = _given.prompting(instructions)
+        self.deps = _given.deps_type(deps)
+        self.limits = _given.instance("limits", limits, Limits)
+        self.settings = _given.instance("settings", settings, Settings)
         self.output = None if output is str else output
-        self.stop_when: tuple[StopCondition, ...] = (stop_when,) if callable(stop_when) else tuple(stop_when)
-        self.allow = permissions(allow)
-        self.description = description
-        self.compaction = compaction
-        made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in tools]
+        self.stop_when: tuple[StopCondition, ...] = _given.conditions("stop_when", stop_when)
+        self.allow = _given.permissions(allow)
+        self.description = _given.optional("description", description, str)
+        self.compaction = _given.optional("compaction", compaction, Compaction)
+        listed = _given.listed("tools", tools)
+        made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in listed]
         self._tools = toolset(tuple(made))
         self._definitions = tuple(tool.definition for tool in self._tools.values())
         self._output = None if self.output is None else Output(shape=inspect_output(self.output, name))
@@ -419,7 +421,7 @@ class Agent(Generic[DepsT, OutputT]):
         """A bare run, ready to be driven; `key` is that of the call which a sub-agent's run answers."""
         self._check_deps(deps)
         ids = ids or SystemIds()
-        base = repair(history) if history else []
+        base = repair(_given.history(history)) if history else []
         transcript = Transcript([as_message(prompt)])
         recorder = BareRecorder(ids.new(), transcript, key)
         watched = events is not None
@@ -480,17 +482,6 @@ def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> froze
     if left is None or right is None:
         return right if left is None else left
     return left & right
-
-
-def permissions(allow: Iterable[str] | None) -> frozenset[str] | None:
-    """What `allow=` says; None is everything.
-
-    Raises:
-        WrongCall: It is one string, whose letters are no permissions.
-    """
-    if isinstance(allow, str):
-        raise WrongCall(f"allow=… is a set of permissions: {{{allow!r}}}")
-    return None if allow is None else frozenset(allow)
 
 
 def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> None:

@@ -13,7 +13,8 @@ from weft.model import Model, ModelInfo
 from weft.tokens import TokenCounter
 
 SHOWN = 2_000
-"""Characters of a call's arguments, and of a result, that the summarizer is shown."""
+"""Characters of a call's arguments, and of a result, that the summarizer is shown; of any text, where all of them are
+too much for it."""
 FREED = 0.75
 """The part of the room that may be used after a trim; where more is, there is a summary."""
 
@@ -138,22 +139,27 @@ def _freed(message: Message, tokens: TokenCounter) -> int:
     return sum(max(tokens.count(content) - stub, 0) for content in long)
 
 
-def as_text(messages: Sequence[Message]) -> str:
+def as_text(messages: Sequence[Message], *, whole: int | None = None) -> str:
     """A conversation as the summarizer reads it. Data: whatever stands in it, it is no instruction.
 
     Each part begins at the margin with who says it, and only there: no text can pass for what somebody else has said.
+
+    Args:
+        messages: What is said.
+        whole: How many messages, from the first, have their texts whole; absent: all of them.
     """
     names = {call.id: call.name for message in messages for call in message.calls}
-    parts = (part for message in messages for part in _lines(message, names))
+    count = len(messages) if whole is None else whole
+    parts = (part for place, message in enumerate(messages) for part in _lines(message, names, whole=place < count))
     return "\n\n".join("\n  ".join(part.splitlines()) for part in parts)
 
 
-def _lines(message: Message, names: dict[str, str]) -> list[str]:
+def _lines(message: Message, names: dict[str, str], *, whole: bool) -> list[str]:
     lines: list[str] = []
     for part in message.parts:
         match part:
             case Text():
-                lines.append(f"[{message.role}] {part.text}")
+                lines.append(f"[{message.role}] {part.text if whole else _shown(part.text)}")
             case File():
                 lines.append(f"[{message.role}] (a file, {part.media_type})")
             case ToolCall():

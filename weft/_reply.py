@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from weft._log import EventLog
 from weft._ports import Ids
 from weft.events import ArgumentsDelta, ReasoningDelta, TextDelta
-from weft.messages import Message, Part, Reasoning, Text, ToolCall, clean_text
+from weft.messages import Message, Part, Reasoning, Text, ToolCall, Usage, clean_text
 from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
+
+_counts_of = attrgetter(*(field.name for field in fields(Usage)))
 
 
 class Reply:
@@ -31,19 +34,23 @@ class Reply:
         if self._finish is not None:
             raise ModelError("the model's stream went on after its finish", code="MODEL_CONTRACT")
         match event:
-            case TextChunk():
-                self._take_text(event.text)
-            case ReasoningChunk():
+            case TextChunk(text=str(text)):
+                self._take_text(text)
+            case ReasoningChunk(text=str(), block=str() | None):
                 self._take_reasoning(event)
-            case ToolCallChunk():
+            case ToolCallChunk(name=str() | None, arguments=str()):
                 if self._events is not None:
                     name = None if event.name is None else clean_text(event.name)
                     text = clean_text(event.arguments)
                     self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
-            case WholeCall():
+            case WholeCall(name=str(), arguments=str()):
                 self._take_call(event)
-            case Finish():
+            case Finish(reason=str(), usage=usage) if usage is None or _is_counted(usage):
                 self._finish = event
+            case _:  # what is stored must be read again
+                given = type(event).__name__
+                text = f"the model's stream gave a {given} that is no event, or has a field of a wrong type"
+                raise ModelError(text, code="MODEL_CONTRACT")
 
     def _take_text(self, text: str) -> None:
         if not text:
@@ -74,7 +81,7 @@ class Reply:
             id=self._ids.new(),
             name=clean_text(event.name),
             arguments=clean_text(event.arguments),
-            provider_id=event.provider_id,
+            provider_id=None if event.provider_id is None else clean_text(str(event.provider_id)),
         )
         self._parts.append(call)
 
@@ -108,3 +115,8 @@ class Reply:
                 for part in parts
             ]
         return Message(role="assistant", parts=tuple(parts)), self._finish
+
+
+def _is_counted(usage: object) -> bool:
+    """Whether it is usage in whole numbers, none of them below zero."""
+    return isinstance(usage, Usage) and all(isinstance(count, int) and count >= 0 for count in _counts_of(usage))

@@ -7,14 +7,16 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from weft import _texts
+from weft._bodies import Bodies
 from weft._contain import Contained, contain
 from weft._idle import Idle, listen
+from weft._judging import Judge
 from weft._log import EventLog
 from weft._machine import State, advance
 from weft._moves import (
@@ -24,7 +26,6 @@ from weft._moves import (
     CallModel,
     CallParked,
     CallResumed,
-    CallUncertain,
     Cancelled,
     CheckStop,
     Deadline,
@@ -33,13 +34,10 @@ from weft._moves import (
     End,
     Ended,
     Finished,
-    Gated,
     Input,
     Joined,
     ModelFailed,
     OpenCall,
-    Plan,
-    Ready,
     Record,
     Recorded,
     RecordRefused,
@@ -50,19 +48,17 @@ from weft._moves import (
     Spent,
     Steer,
     StopChecked,
-    Submitted,
 )
 from weft._output import Broken, taken_call
-from weft._ports import Clock, Ids, Timer, joined, start_task
+from weft._ports import Clock, Ids, Timer
 from weft._repair import History, Transcript
 from weft._reply import Reply
-from weft._result import MISSING, Pending, Result, child_result, reason_of
+from weft._result import MISSING, Pending, Result
 from weft._setup import Recorder, Setup, Slot, StepInfo
-from weft._tool import CallInfo, Context, Delegate, Tool
-from weft._toolcall import Place, call_user_code, judge, run_body
+from weft._toolcall import call_user_code
 from weft.errors import WrongCall
 from weft.events import Event
-from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
+from weft.messages import UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
 from weft.model import (
     CONTEXT,
     Finish,
@@ -74,9 +70,6 @@ from weft.model import (
 
 Ending: TypeAlias = Literal["cancel", "interrupt"]
 Stop: TypeAlias = Ending | Literal["revoke", "leave"]
-
-PARALLEL = 4
-"""Bodies of one step that run at once. Delegating calls take no such place."""
 
 
 @dataclass(slots=True)
@@ -97,10 +90,10 @@ class RunLoop:
     """Drives one run, from `Begin` to its end, in the task of its caller."""
 
     __slots__ = (
-        "_ahead",
         "_asking",
         "_base",
         "_base_length",
+        "_bodies",
         "_cancelling",
         "_checking",
         "_clock",
@@ -114,12 +107,10 @@ class RunLoop:
         "_inputs",
         "_instructions",
         "_interruptible",
+        "_judge",
         "_open",
-        "_parsed",
-        "_place",
         "_recorder",
         "_replies",
-        "_running",
         "_settled",
         "_since",
         "_slot",
@@ -132,7 +123,6 @@ class RunLoop:
         "asked",
         "cause",
         "ended",
-        "kept",
         "over",
         "setup",
         "state",
@@ -164,8 +154,6 @@ class RunLoop:
         self.over = False
         self.asked: tuple[Pending, ...] = ()
         """What the run waits for, where it is parked."""
-        self.kept: object = MISSING
-        """The last value that was read as the run's output."""
         self._base = base
         self._base_length = base_length
         self._replies = replies
@@ -186,13 +174,8 @@ class RunLoop:
         self._told: list[str] | None = None
         """While an input is fed again: the kinds of the events that it has caused before."""
         self._work: CallModel | RunTools | CheckStop | None = None
-        self._running: set[str] = set()
-        self._parsed: dict[str, dict[str, Any]] = {}
-        """By call: arguments that were read when it was judged."""
-        self._place: Place | None = None
-        """Of the last synchronous body that was started."""
-        self._ahead: set[str] = set()
-        """Calls whose bodies are to be entered for the first time."""
+        self._bodies = Bodies(state.run, setup, recorder, slot, clock, ids)
+        self._judge = Judge(setup, self._bodies.parsed)
         self._asking = False
         """Whether a model call is being made; the machine that went back may ask for it again."""
         self._void = False
@@ -303,6 +286,11 @@ class RunLoop:
         self._void = self._void or (read and self._asking)
         return kept
 
+    @property
+    def kept(self) -> object:
+        """The last value that was read as the run's output."""
+        return self._judge.kept
+
     def expects(self, call: str) -> bool:
         """Whether the run waits for this call's result."""
         step = self.state.step
@@ -357,7 +345,7 @@ class RunLoop:
                 elif isinstance(work, CallModel):
                     await self._guard(self._call_model())
                 elif isinstance(work, RunTools):
-                    await self._guard(self._run_tools(work))
+                    await self._guard(self._bodies.run(work, self.feed))
                 elif isinstance(work, CheckStop):
                     await self._guard(self._check_step())
                 else:
@@ -384,13 +372,13 @@ class RunLoop:
     async def _prepare(self, begin: Begin) -> None:
         """Ask for the instructions, and begin."""
         await self._slot.take()
-        wanted = partial(self.setup.instructions, self._context(_NO_CALL, 0))
+        wanted = partial(self.setup.instructions, self._bodies.context(_NO_CALL, 0))
         text = await contain("model", call_user_code(wanted))
         if isinstance(text, Contained):
             self.cause = text.cause
             self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
         else:
-            self._begin(begin, clean_text(str(text)))
+            self._begin(begin, None if text is None else clean_text(str(text)))
 
     def _begin(self, begin: Begin, instructions: str | None) -> None:
         self._instructions = instructions
@@ -456,7 +444,8 @@ class RunLoop:
             self.feed(self._cancelled("cancel"))
 
     def _cancelled(self, by: Ending) -> Cancelled:
-        return Cancelled(by=by, model_in_flight=self._in_flight, untouched=frozenset(self._ahead), open=self._open)
+        untouched = frozenset(self._bodies.ahead)
+        return Cancelled(by=by, model_in_flight=self._in_flight, untouched=untouched, open=self._open)
 
     def _fire(self) -> None:
         if self._interruptible and self._task is not None and not self._fired:
@@ -539,7 +528,7 @@ class RunLoop:
                 self._work = None if self._asking else effect
                 self._wake()
             case RunTools():
-                self._look_ahead(effect)
+                self._bodies.look_ahead(effect)
                 self._work = effect
                 self._wake()
             case CheckStop():
@@ -556,15 +545,6 @@ class RunLoop:
             self._told.remove(event.kind)
         elif self._events is not None:
             self._events.push(event)
-
-    def _look_ahead(self, work: RunTools) -> None:
-        for plan, attempt in zip(work.plans, work.attempts, strict=True):
-            if attempt == 1 and plan.call.id not in self._running and not self._is_child(plan):
-                self._ahead.add(plan.call.id)
-
-    def _is_child(self, plan: Ready | Gated) -> bool:
-        """Whether the call is a session's child, which runs on its own."""
-        return self._recorder.durable and isinstance(plan, Ready) and plan.delegate
 
     def _remember(self, record: Record) -> None:
         for fact in record.facts:
@@ -696,7 +676,7 @@ class RunLoop:
         by = finish.by or info
         model = f"{by.provider}:{by.model}"
         try:
-            plans, problem = await self._judge(message, finish)
+            plans, problem = await self._judge.plans(message, finish)
         except asyncio.CancelledError:  # the reply is lost, but not what it has cost
             self._in_flight = False
             self.feed(Spent(usage=finish.usage or UNKNOWN_CALL))
@@ -719,151 +699,6 @@ class RunLoop:
         if self.setup.rules.submission:
             return "required"
         return "none" if choice == "none" else "auto"
-
-    async def _judge(self, message: Message, finish: Finish) -> tuple[tuple[Plan, ...], str | None]:
-        """A plan for each call, and why a reply without calls is no answer."""
-        output, submission = self.setup.output, self.setup.rules.submission
-        calls = message.calls
-        if finish.reason in _texts.BROKEN_OFF:  # nobody is asked about calls that do not run
-            return tuple(Refused(call=call, result=_texts.not_run(call.id, finish.reason)) for call in calls), None
-        if output is not None and not calls:
-            if submission is not None:
-                return (), _texts.not_submitted(submission)
-            problem = await output.problem(message.text, self._keep)
-            return (), None if problem is None else _texts.not_the_output(_texts.capped(problem, _texts.RESULT_CAP))
-        plans: list[Plan] = []
-        for call in calls:
-            if output is not None and call.name == submission:
-                taken = any(isinstance(plan, Submitted) for plan in plans)
-                refused = Refused(call=call, result=_texts.not_taken(call.id))
-                plans.append(refused if taken else await output.judge(call, self._keep))
-            else:
-                plans.append(
-                    self._guard_delegation(await judge(call, self.setup.tools, self.setup.allow, parsed=self._parsed))
-                )
-        return tuple(plans), None
-
-    def _keep(self, value: object) -> None:
-        self.kept = value
-
-    def _guard_delegation(self, plan: Plan) -> Plan:
-        delegate = self.setup.tools[plan.call.name]._delegate if isinstance(plan, Ready) else None
-        if delegate is not None:
-            refusal = refuse_delegation(delegate, self.setup.chain, plan.call.id)
-            if refusal is not None:
-                return Refused(call=plan.call, result=refusal)
-        return plan
-
-    # -- tools
-
-    async def _run_tools(self, work: RunTools) -> None:
-        local: list[tuple[Ready | Gated, int]] = []
-        for plan, attempt in zip(work.plans, work.attempts, strict=True):
-            if plan.call.id in self._running:
-                continue
-            self._running.add(plan.call.id)
-            if isinstance(plan, Ready) and self._is_child(plan):
-                self._recorder.delegate(plan)
-            else:
-                local.append((plan, attempt))
-        if not local:
-            return
-        await self._slot.take()
-        if len(local) == 1:
-            await self._run_one(*local[0])
-            return
-        for lane in _lanes(local, self.setup.tools):
-            await self._run_lane(lane)
-
-    async def _run_lane(self, lane: list[tuple[Ready | Gated, int]]) -> None:
-        queue = iter(lane)
-
-        async def work_off() -> None:
-            for plan, attempt in queue:
-                await self._run_one(plan, attempt)
-
-        bounded = sum(1 for plan, _ in lane if not (isinstance(plan, Ready) and plan.delegate))
-        workers = min(len(lane), PARALLEL + len(lane) - bounded)
-        if workers == 1:
-            await work_off()
-            return
-        tasks = [start_task(work_off(), name="weft calls") for _ in range(workers)]
-        await joined(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
-
-    async def _run_one(self, plan: Ready | Gated, attempt: int) -> None:
-        call = plan.call
-        tool = self.setup.tools[call.name]
-        if not self._recorder.may_act():
-            return
-        if tool._delegate is not None:
-            finished: CallFinished | CallUncertain = await self._sub_agent(tool, call, self._context(call, attempt))
-        else:
-            self._ahead.discard(call.id)
-            arguments, durable = self._parsed.pop(call.id, None), self._recorder.durable
-            late = self._recorder.late
-            if not tool._signature.is_async:
-                self._place = Place(self._place)
-            finished = await run_body(
-                tool,
-                plan,
-                self._context(call, attempt) if tool._signature.takes_context else None,
-                self._clock,
-                durable=durable,
-                late=late,
-                arguments=arguments,
-                place=self._place,
-            )
-        self._running.discard(call.id)
-        self.feed(finished)
-
-    def _context(self, call: ToolCall, attempt: int) -> Context[Any]:
-        recorder = self._recorder
-        key = recorder.idempotency_key(call.id)
-        info = CallInfo(id=call.id, name=call.name, attempt=attempt, idempotency_key=key, thread=recorder.thread)
-        return Context(deps=self.setup.deps, call=info, run=self.state.run)
-
-    async def _sub_agent(self, tool: Tool[Any], call: ToolCall, context: Context[Any]) -> CallFinished:
-        """A delegating call of a bare run: an ordinary sub-agent, under a slot."""
-        delegate = tool._delegate
-        assert delegate is not None
-        self._slot.hand_back()
-        slot = Slot(delegate)
-        await slot.take()
-        self._ahead.discard(call.id)
-        run: RunLoop | Contained | None = None
-        try:
-            run = await contain("child", self._sub_loop(delegate, tool, call, context, slot))
-            ended = run if isinstance(run, Contained) else await contain("child", run.drive(Begin()))
-        except asyncio.CancelledError:
-            if isinstance(run, RunLoop):
-                self.feed(Spent(usage=run.state.usage))
-            raise
-        finally:
-            slot.hand_back()
-        usage = NO_USAGE if isinstance(run, Contained) else run.state.usage
-        if isinstance(ended, Contained):
-            return CallFinished(result=_texts.subagent_failed(call.id, reason_of(ended.cause)), usage=usage)
-        text = "" if isinstance(run, Contained) else run.state.text
-        return CallFinished(result=child_result(call.id, ended, text, tool.cap), usage=usage)
-
-    async def _sub_loop(
-        self, delegate: Delegate, tool: Tool[Any], call: ToolCall, context: Context[Any], slot: Slot
-    ) -> RunLoop:
-        prompt = tool._signature.parse(call.arguments)["prompt"]
-        deps = await delegate.child_deps(context.deps)
-        return delegate.agent._loop(
-            prompt,
-            deps=deps,
-            chain=self.setup.chain,
-            slot=slot,
-            allow=self.setup.allow,
-            clock=self._clock,
-            ids=self._ids,
-            key=context.call.idempotency_key,
-        )
 
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
@@ -890,32 +725,6 @@ def _joins(item: _Since, items: Container[str]) -> bool:
 
 
 _NO_CALL = ToolCall(id="", name="", arguments="")
-
-
-def refuse_delegation(delegate: Delegate, chain: tuple[object, ...], call: str) -> ToolResult | None:
-    """The result of a delegation that must not start: to who is already at work above, or too deep."""
-    if any(agent is delegate.agent for agent in chain):
-        return _texts.subagent_cycle(call, delegate.agent.name)
-    if len(chain) > delegate.depth:
-        return _texts.subagent_depth(call, delegate.depth)
-    return None
-
-
-def _lanes(
-    local: list[tuple[Ready | Gated, int]], tools: Mapping[str, Tool[Any]]
-) -> Iterable[list[tuple[Ready | Gated, int]]]:
-    """The calls in order, cut where a `sequential` one stands alone."""
-    lane: list[tuple[Ready | Gated, int]] = []
-    for item in local:
-        if tools[item[0].call.name].sequential:
-            if lane:
-                yield lane
-            yield [item]
-            lane = []
-        else:
-            lane.append(item)
-    if lane:
-        yield lane
 
 
 def _describe(error: Exception) -> ErrorInfo:

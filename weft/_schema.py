@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticSerializationError, SchemaError, core_schema, to_json
 
-from weft._usercode import is_open, is_plain, runs_code
+from weft._usercode import is_lazy, is_open, is_plain, runs_code
 from weft.errors import InvalidTool, WrongCall
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -262,8 +262,6 @@ def inspect_output(kind: Any, name: str) -> OutputShape:
     """
     try:
         adapter = _adapter(kind, {})
-        if adapter.core_schema["type"] == "generator":
-            raise TypeError("its items would be read only when they are asked for; use a list")
         schema = _hoisted(_schema(adapter))
         wrapped = not _is_object(schema)
         if wrapped:
@@ -354,6 +352,8 @@ def _adapter(hint: Any, namespace: Mapping[str, Any]) -> TypeAdapter[Any]:
 
 def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     """Raises one of `_UNDESCRIBED`."""
+    if is_lazy(adapter.core_schema):
+        raise TypeError("its items would be read only when they are asked for; use a list")
     schema = adapter.json_schema(schema_generator=_JsonSchema)
     json.dumps(schema, allow_nan=False)  # a schema of the application's own may hold anything
     return schema

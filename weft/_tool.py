@@ -22,7 +22,7 @@ from typing import (
     overload,
 )
 
-from pydantic import Field
+from pydantic import StringConstraints
 from typing_extensions import TypeVar
 
 from weft._moves import EffectKind
@@ -47,8 +47,8 @@ class ToolError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.code = str(code)
+        self.message = str(message)
 
 
 class Retry(Exception):
@@ -282,7 +282,7 @@ def as_tool(item: Tool[Any] | Callable[..., Any]) -> Tool[Any]:
 def delegating(name: str, description: str, delegate: Delegate, effect: EffectKind = "none") -> Tool[Any]:
     """A tool that hands a prompt to another agent."""
 
-    async def hand_over(prompt: Annotated[str, Field(min_length=1)]) -> str:
+    async def hand_over(prompt: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]) -> str:
         raise AssertionError("a delegating tool has no body")
 
     return replace(tool(name=name, description=description, effect=effect)(hand_over), _delegate=delegate)

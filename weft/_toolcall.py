@@ -179,7 +179,8 @@ def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinishe
 
 async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     if isinstance(value, Contained):
-        return _failure(tool, call, value.cause)
+        told = contain_call("tool call", partial(_failure, tool, call, value.cause))
+        return _unexpected(tool, call, told.cause) if isinstance(told, Contained) else told
     render = partial(tool._signature.render, value)
     if not tool._signature.renders_inline(value):
         text = await contain("tool call", in_thread(render))
@@ -188,6 +189,7 @@ async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     else:
         text = contain_call("tool call", render)
     if isinstance(text, Contained):
+        _log.warning("what tool %s gave is no result: %s", tool.name, _where(text.cause))
         message = "The tool gave a value that does not fit its declared type."
         return _texts.error(call, _texts.INTERNAL, message)
     return ToolResult(call=call.id, content=_texts.capped(clean_text(text), tool.cap))
@@ -200,8 +202,12 @@ def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
         case Retry():
             return _texts.error(call, _texts.RETRY, _texts.capped(clean_text(str(error)), tool.cap))
         case _:
-            _log.warning("tool %s failed: %s", tool.name, _where(error))
-            return _texts.unexpected(call.id)
+            return _unexpected(tool, call, error)
+
+
+def _unexpected(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
+    _log.warning("tool %s failed: %s", tool.name, _where(error))
+    return _texts.unexpected(call.id)
 
 
 def _where(error: Exception) -> str:

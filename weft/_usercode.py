@@ -47,6 +47,11 @@ def is_open(schema: object) -> bool:
     )
 
 
+def is_lazy(schema: object) -> bool:
+    """Whether a part of a value would be validated only once it is asked for."""
+    return any(node["type"] == "generator" for node in _nodes(schema, ()))
+
+
 def is_plain(value: object) -> bool:
     """Whether a value consists of Python's own JSON types alone; False where that takes long to tell."""
     left, seen = [value], 0

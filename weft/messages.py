@@ -152,27 +152,32 @@ def as_message(content: str | Message | Iterable[Text | File]) -> Message:
     """A user message from text, parts, or a message.
 
     Raises:
-        WrongCall: It is something else, another role's message, or empty.
+        WrongCall: It is none of these, is another role's message, or says nothing: providers refuse a blank message.
     """
+    parts = _user_parts(content)
+    if all(isinstance(part, Text) and not part.text.strip() for part in parts):
+        raise WrongCall("an input says something: give it some text, or a file")
+    return Message(role="user", parts=parts)
+
+
+def _user_parts(content: object) -> tuple[Text | File, ...]:
+    """The parts of an input, cleaned."""
     if isinstance(content, str):
-        return Message.user(content)
+        return (Text(text=clean_text(content)),)
     if isinstance(content, Message) and content.role != "user":
         raise WrongCall(f"an input is a user message, not one of role {content.role!r}; give earlier ones as history")
-    parts = _parts(content.parts if isinstance(content, Message) else content)
-    cleaned = tuple(Text(text=clean_text(part.text)) if isinstance(part, Text) else part for part in parts)
-    if not cleaned:
-        raise WrongCall("an input has at least one part")
-    return Message(role="user", parts=cleaned)
+    parts = content.parts if isinstance(content, Message) else content
+    if isinstance(parts, bytes) or not isinstance(parts, Iterable):
+        raise WrongCall(f"an input is text, a user message, or a list of Text and File, not {type(parts).__name__}")
+    return tuple(_user_part(part) for part in parts)
 
 
-def _parts(given: object) -> tuple[Text | File, ...]:
-    """The parts of an input; whoever gives it may have no type checker."""
-    parts = tuple(given) if isinstance(given, Iterable) else ()
-    wrong = [part for part in parts if not isinstance(part, Text | File)]
-    if wrong or not isinstance(given, Iterable):
-        what = f"{type(wrong[0] if wrong else given).__name__!r}" + (" among the parts" if wrong else "")
-        raise WrongCall(f"an input is text, a message, or parts, each a Text or a File; not {what}")
-    return parts
+def _user_part(part: object) -> Text | File:
+    if isinstance(part, Text):
+        return Text(text=clean_text(part.text))
+    if isinstance(part, File):
+        return part
+    raise WrongCall(f"the parts of an input are Text and File, not {type(part).__name__}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

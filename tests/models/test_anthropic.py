@@ -767,6 +767,11 @@ async def test_events_that_nobody_knows_are_passed_over() -> None:
         (None, {"output_tokens": 5}, Usage(output_tokens=5)),
         (SPENT, {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}, USAGE),
         ({"input_tokens": "many", "output_tokens": 1}, {"output_tokens": "more"}, Usage(output_tokens=1)),
+        (
+            {"input_tokens": 2, "output_tokens_details": [1]},
+            {"output_tokens": 5},
+            Usage(input_tokens=2, output_tokens=5),
+        ),
         ({**SPENT, "output_tokens": 1}, {"output_tokens": 9}, USAGE),
         ({"input_tokens": 1, "output_tokens": 1}, SPENT, USAGE),
     ],
@@ -929,7 +934,14 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
 
 
 @pytest.mark.parametrize(
-    ("headers", "wait"), [({"retry-after": "7"}, 7.0), ({"retry-after-ms": "1500"}, 1.5), ({"retry-after": "x"}, None)]
+    ("headers", "wait"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after": "x"}, None),
+        ({"retry-after": "Fri, 31 Dec 99999999999999 23:59:59 GMT"}, None),
+        ({"retry-after": "Wed, 01 Jan 2025 00:00:00 +99999999999999"}, None),
+    ],
 )
 async def test_how_long_to_wait_is_told(headers: dict[str, str], wait: float | None) -> None:
     assert (await Server(refused(529, {}, headers)).failure()).retry_after == wait

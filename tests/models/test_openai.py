@@ -424,6 +424,12 @@ async def test_a_refusal_is_its_text() -> None:
         ({"usage": {"prompt_tokens": 2, "completion_tokens": 1}}, Usage(input_tokens=2, output_tokens=1)),
         ({"usage": {"prompt_tokens": 2, "prompt_tokens_details": None}}, Usage(input_tokens=2)),
         ({"usage": {"completion_tokens": 1, "completion_tokens_details": {}}}, Usage(output_tokens=1)),
+        ({"usage": {"prompt_tokens": "2", "completion_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"prompt_tokens": 2.0, "completion_tokens": 1.5}}, Usage(input_tokens=2, output_tokens=1)),
+        ({"usage": {"prompt_tokens": -2, "completion_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": "many"}}}, Usage(input_tokens=2)),
+        ({"usage": {"prompt_tokens": 2, "prompt_tokens_details": [2]}}, Usage(input_tokens=2)),
+        ({"usage": [2, 1]}, None),
         ({"usage": SPENT}, USAGE),
     ],
 )

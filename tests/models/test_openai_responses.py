@@ -580,6 +580,32 @@ async def test_reasoning_goes_back_as_it_came(settings: Settings) -> None:
     ]
 
 
+@pytest.mark.parametrize("left_out", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2), ()])
+@pytest.mark.parametrize("twice", [True, False])
+async def test_each_item_is_taken_once_whatever_of_it_the_stream_completes(
+    left_out: tuple[int, ...], *, twice: bool
+) -> None:
+    items = (thought(), call(id="call_1"), call('{"x": 2}', id="call_2"))
+    given: list[Json] = []
+    for event in events(*items):
+        done = event["type"] == "response.output_item.done"
+        if not (done and event["output_index"] in left_out):
+            given += [event] * (2 if done and twice else 1)
+    taken = await Server(streamed(*given)).ask()
+    assert sum(isinstance(event, ReasoningChunk) for event in taken) == 1
+    made = [event for event in taken if isinstance(event, WholeCall)]
+    assert sorted((one.arguments, one.provider_id) for one in made) == [('{"x": 1}', "call_1"), ('{"x": 2}', "call_2")]
+
+
+@pytest.mark.parametrize("index", [0, None])
+async def test_items_that_the_server_does_not_number_are_taken_once(index: int | None) -> None:
+    items = (thought(), call(id="call_1"), call('{"x": 2}', id="call_2"))
+    given = [{**event, "output_index": index} if "item" in event else event for event in events(*items)]
+    given = [event for event in given if "delta" not in event]
+    taken = await Server(streamed(*given)).ask()
+    assert [event.provider_id for event in taken if isinstance(event, WholeCall)] == ["call_1", "call_2"]
+
+
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
@@ -590,6 +616,12 @@ async def test_reasoning_goes_back_as_it_came(settings: Settings) -> None:
         ({"usage": {"input_tokens": 2, "output_tokens": 1}}, Usage(input_tokens=2, output_tokens=1)),
         ({"usage": {"input_tokens": 2, "input_tokens_details": None}}, Usage(input_tokens=2)),
         ({"usage": {"output_tokens": 1, "output_tokens_details": {}}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": "2", "output_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": 2.0, "output_tokens": 1.5}}, Usage(input_tokens=2, output_tokens=1)),
+        ({"usage": {"input_tokens": -2, "output_tokens": 1}}, Usage(output_tokens=1)),
+        ({"usage": {"input_tokens": 2, "input_tokens_details": {"cached_tokens": "many"}}}, Usage(input_tokens=2)),
+        ({"usage": {"input_tokens": 2, "input_tokens_details": [2]}}, Usage(input_tokens=2)),
+        ({"usage": [2, 1]}, None),
         ({"usage": SPENT}, USAGE),
     ],
 )

@@ -622,3 +622,9 @@ async def test_without_a_limit_or_a_stream_a_silent_model_is_waited_for() -> Non
         assert (silent.calls, silent.open) == (1, 1)
         run.cancel()
         await asyncio.wait([run])
+
+
+@pytest.mark.parametrize("wrap", [retry, fallback])
+def test_one_string_is_no_set_of_codes(wrap: Callable[..., Model]) -> None:
+    with pytest.raises(ValueError, match=r"codes=… is a set of codes: \{'MODEL_SERVER'\}"):
+        wrap(Strict("a"), codes="MODEL_SERVER")

@@ -461,6 +461,71 @@ async def test_a_summary_that_is_none_is_reported_and_counted_and_the_turn_goes_
     assert [event.kind async for event in turn.events()].count("compacted") == 0
 
 
+def narrow(most: int, name: str = "summary") -> Reply:
+    """Summaries by a model whose window is as narrow as that."""
+
+    def made(request: ModelRequest) -> Reply:
+        if TOKENS.estimate(request.messages) > most:
+            raise TOO_LONG
+        return say(name)
+
+    return reply(made)
+
+
+async def test_one_message_too_long_for_any_model_does_not_end_the_session(store: OpenStore) -> None:
+    """Where the summarizer says that it is too long, it is asked once more, with the beginnings of long texts."""
+    script = Script(honest("a1"), fail(TOO_LONG), honest("a3"), honest("a4"), summary=narrow(1_000))
+    session = await store.create(Agent(script, compaction=SHORT))
+    await session.ask(text(100, "u1"))
+    with pytest.raises(ModelFailed):
+        await session.ask(text(4_000, "u2"))
+    result = await session.ask(text(50, "u3"))
+    assert result.text == "a3"
+    assert [name for _, name in read(steps(script)[-1])] == ["Summary of the conversation so far:\nsummary", "u3"]
+    whole, short = (request.messages[0].text for request in asked(script)[-2:])
+    assert text(4_000, "u2") in whole
+    assert f"[user] {text(4_000, 'u2')[:2_000]} (and " in short
+    assert session.usage.summaries == SPENT + SPENT + Usage(unknown=1)
+    assert (await session.ask("u4")).text == "a4"
+
+
+async def test_of_an_earlier_summary_nothing_is_cut_away(store: OpenStore) -> None:
+    told = text(700, "told")
+    script = Script(honest(text(20, "a1")), honest("a2"), honest("a3"), summary=narrow(2_100, told))
+    wide = Compaction(window=4_000, reserve=1_000, keep=100)
+    session = await store.create(Agent(script, compaction=wide))
+    await session.ask(text(2_000, "u1"))
+    await session.ask(text(1_500, "u2"))
+    await session.ask(text(1_500, "u3"))
+    _, whole, short = (request.messages[0].text for request in asked(script))
+    assert len(whole) > len(short) > len(told)
+    assert told in short
+
+
+async def test_a_summarizer_that_finds_it_too_long_twice_has_failed_and_both_calls_count(store: OpenStore) -> None:
+    script = Script(honest("a1"), honest("a2"), summary=failing(TOO_LONG))
+    session = await store.create(Agent(script, compaction=SHORT))
+    await session.ask(text(800, "u1"))
+    assert (await session.ask(text(200, "u2"))).text == "a2"
+    assert len(asked(script)) == 2
+    ((_, error),) = store.reports
+    assert isinstance(error, ModelError)
+    assert error.__cause__ is TOO_LONG
+    assert session.usage.turns.unknown == 2
+
+
+async def test_a_summary_as_long_as_what_it_stands_for_is_none(store: OpenStore) -> None:
+    script = Script(honest(text(300, "a1")), honest("a2"), honest("a3"), summary=say(text(900)))
+    session = await store.create(Agent(script, compaction=SHORT))
+    await session.ask(text(500, "u1"))
+    assert (await session.ask(text(200, "u2"))).text == "a2"
+    assert await compactions(store, session) == []
+    ((_, error),) = store.reports
+    assert isinstance(error, ModelError)
+    assert error.code == "MODEL_SUMMARY"
+    assert "long" in str(error)
+
+
 async def test_a_turn_after_one_whose_summary_failed_tries_again(store: OpenStore) -> None:
     count = 0
 

@@ -158,3 +158,30 @@ async def test_who_lost_its_lease_goes_on_when_the_taker_dies() -> None:
             await clock.advance(1.0)
         assert waits.done()
         assert waits.result().text == "done"
+
+
+@pytest.mark.parametrize("had", ["begun", "queued"])
+async def test_a_message_that_is_sent_again_is_answered_although_who_had_it_is_dead(had: str) -> None:
+    """Its sender cannot know what became of it; the same key and message is all that it has to say."""
+    data, clock, dead = Memory(), ManualClock(), Held()
+    deaf = Deaf(data, owner="deaf", ttl=30.0, clock=clock, survives=True)
+    async with (
+        OpenStore(deaf, clock=clock, ids=CountingIds("a"), grace=0.0) as one,
+        open_store(data, clock=clock) as two,
+    ):
+        session = await one.create(dead.agent())
+        if had == "queued":
+            await session.send("first")
+        await session.send("go", key="k")
+        await dead.started.wait()
+        await clock.advance(15.0)  # its lease is still good
+        taker = Held()
+        taker.release.set()
+        agent = Agent(Script(call("work"), say("done"), call("work"), say("done")), tools=[taker.tool])
+        again = await (await two.open(session.id, agent)).send("go", key="k")
+        waits = asyncio.ensure_future(again.wait())
+        await clock.advance(0.0)
+        for _ in range(40):
+            await clock.advance(1.0)
+        assert waits.done()
+        assert (await waits).text == "done"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.thread.talk import Tools, damaged, lines_of, place, talker, told
 from weft import Agent, Busy, Closed
-from weft.errors import Corrupt, NotFound, WrongCall
+from weft.errors import Corrupt, NotFound, NotPending, WrongCall
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, hold, say
 from weft.thread import Entry, Memory, OpenStore, ThreadInfo, approve, deny, open_store
@@ -142,6 +142,30 @@ async def test_a_title_is_found_by_a_part_in_any_case_of_letters(
         await wanted.describe(title=title)
         assert await listed(store, title=part) == [wanted.id]
         assert await listed(store, title=f"{part}-") == []
+
+
+async def test_what_is_looked_for_is_made_text_as_what_is_stored_is(where: Where, tools: Tools) -> None:
+    """As a client may send it: it is escaped in JSON."""
+    async with open_store(where) as store:
+        session = await store.create(tools.agent(), meta={"k\ud800": "v\x00"})
+        await session.describe(title="t\x00t")
+        for query in ({"title": "\ud800"}, {"title": "t\x00"}, {"meta": {"k\ud800": "v\x00"}}):
+            assert await listed(store, **query) == [session.id], query
+        for query in ({"kind": "\ud800"}, {"parent": "\ud800"}, {"name": "\ud800"}):
+            assert await listed(store, **query) == []
+        assert await listed(store, after=2**70) == [session.id]
+        for verb in (store.open, store.verify, store.export, store.salvage, store.cancel, store.delete):
+            with pytest.raises(NotFound):
+                await verb("\ud800")
+        with pytest.raises(NotPending):
+            await store.decide(approve("\ud800.\x00"))
+
+
+async def test_a_position_below_zero_is_a_wrong_call_and_no_damage(where: Where, tools: Tools) -> None:
+    async with open_store(where) as store:
+        session = await store.create(tools.agent())
+        with pytest.raises(WrongCall, match="after"):
+            store.watch(session.id, after=-1)
 
 
 async def test_who_has_no_title_any_more_is_not_found_by_it(where: Where, tools: Tools) -> None:
@@ -655,3 +679,23 @@ async def test_a_thread_that_cannot_be_read_can_be_deleted(tools: Tools) -> None
         with pytest.raises(NotFound):
             await store.open(session.id)
         assert await everything(store) == []
+
+
+def test_a_durability_that_there_is_none_of_is_refused_and_not_taken_for_a_lesser_one() -> None:
+    for wrong in ("OFF", "EXTRA", "full", "FULL; PRAGMA synchronous = OFF", 2, None):
+        with pytest.raises(WrongCall, match="synchronous"):
+            open_store("sqlite:///never.db", synchronous=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_store_that_was_left_and_entered_again_is_not_taken_for_dead(where: Where, tools: Tools) -> None:
+    release = asyncio.Event()
+    agent = Agent(Script(hold(release, say("done"))))
+    again = open_store(where)
+    async with again:
+        pass
+    async with again as store, open_store(where) as other:
+        turn = await (await store.create(agent)).send("go")
+        (running,) = await listed(store)
+        assert await (await other.open(running, agent)).resume() is None
+        release.set()
+        assert (await turn.wait()).usage.unknown == 0

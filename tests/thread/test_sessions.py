@@ -484,6 +484,19 @@ async def test_a_key_keeps_its_meaning_without_an_agent(where: Where) -> None:
         assert turn.id == first.id
 
 
+async def test_without_an_agent_nobody_is_asked_and_what_is_sent_waits_for_who_has_one(where: Where) -> None:
+    agent = Agent(Script(say("one"), say("two")))
+    async with open_store(where) as store:
+        session = await store.create(agent)
+        reader = await store.open(session.id)
+        with pytest.raises(WrongCall, match="opened without an agent"):
+            await reader.ask("hi")
+        turn = await reader.send("hi")
+        await session.resume()
+        assert (await turn.wait()).text == "one"
+        assert len(session.messages) == 2
+
+
 async def test_a_key_with_other_content_is_a_conflict_without_an_agent_too(where: Where) -> None:
     async with open_store(where) as store:
         session = await store.create(Agent(Script(say("one"))))
@@ -2148,3 +2161,22 @@ async def test_a_run_that_cannot_begin_is_refused_before_anything_is_written(age
         with pytest.raises(WrongCall, match=r"no tool 'lok'|no such model"):
             await session.send("go")
         assert session.head == before
+
+
+async def test_what_nobody_may_contain_closes_the_store_and_whoever_waits_is_told() -> None:
+    class Unheard(BaseException):
+        """As what a test's runner raises to fail or skip."""
+
+    @tool
+    async def burst() -> None:
+        raise Unheard
+
+    async with open_store("memory:") as store:
+        quiet = await store.create(Agent(Script(hold(asyncio.Event(), say("never")))))
+        other = asyncio.ensure_future(quiet.ask("wait"))
+        await settle()
+        session = await store.create(Agent(Script(call("burst"), say("never")), tools=[burst]))
+        for waiting in (session.ask("go"), other, session.ask("again")):
+            with pytest.raises(Closed, match="Unheard") as closed:
+                await waiting
+            assert isinstance(closed.value.__cause__, Unheard)

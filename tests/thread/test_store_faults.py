@@ -17,14 +17,15 @@ import pytest
 from tests.thread.test_sqlite import Child, content_of, database, files_beside, overwrite, unix
 from weft import Agent, tool
 from weft._ports import Clock
-from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError
+from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError, WrongCall
 from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
 from weft.testing.contract._kit import after, change, create, outcomes
-from weft.thread import OpenStore, Session, approve, deny, open_store
+from weft.thread import Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._schema_sql import SCHEMA
+from weft.thread.memory import MemoryStore
 from weft.thread.sqlite import SQLiteStore
-from weft.thread.store import Appended, Head, Index, LeaseChange, Query
+from weft.thread.store import Appended, Head, Index, LeaseChange, Loaded, Query
 
 LEASE = 30.0
 LONG = "long " * 4_000
@@ -161,6 +162,98 @@ async def test_a_turn_whose_record_a_full_disk_refuses_goes_on_when_there_is_roo
     assert session.messages[2].results[0].content == LONG
 
 
+class Unreadable(MemoryStore):
+    """What is new in a thread cannot be read, so many times."""
+
+    times = 0
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        if after and self.times:
+            self.times -= 1
+            raise StoreFailed("the disk gives an error")
+        return await super().load(thread, after)
+
+
+async def test_news_that_cannot_be_read_once_end_no_handle(clock: ManualClock) -> None:
+    data = Memory()
+    broken = Unreadable(data, owner="a", ttl=LEASE, clock=clock, survives=True)
+    async with OpenStore(broken, clock=clock, ids=CountingIds(), grace=0.0) as store:
+        session = await store.create(talker())
+        async with open_store(data, clock=clock) as elsewhere:
+            for verb in (session.refresh, lambda: session.note("n", "t"), lambda: session.ask("hi")):
+                await (await elsewhere.open(session.id)).note("news", "from elsewhere")
+                broken.times = 1
+                with pytest.raises(StoreFailed):
+                    await verb()
+        assert (await session.ask("hi")).text == "answer 0"
+        assert len(session.notes) == 3
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_turn_whose_news_cannot_be_read_for_a_while_goes_on(clock: ManualClock, times: int) -> None:
+    data = Memory()
+    release = asyncio.Event()
+    broken = Unreadable(data, owner="a", ttl=LEASE, clock=clock, survives=True)
+    async with OpenStore(broken, clock=clock, ids=CountingIds(), grace=0.0) as store:
+        session = await store.create(Agent(Script(hold(release, say("done")))))
+        turn = await session.send("go")
+        async with open_store(data, clock=clock) as elsewhere:
+            await (await elsewhere.open(session.id)).note("news", "from elsewhere")
+        broken.times = times
+        release.set()
+        waiter = asyncio.ensure_future(turn.wait())
+        while not waiter.done():
+            await clock.advance(0.1)
+        assert waiter.result().text == "done"
+
+
+async def test_a_turn_whose_news_cannot_be_read_is_given_up_and_gone_on_with(clock: ManualClock) -> None:
+    data = Memory()
+    release = asyncio.Event()
+    broken = Unreadable(data, owner="a", ttl=LEASE, clock=clock, survives=True)
+    async with OpenStore(broken, clock=clock, ids=CountingIds(), grace=0.0) as store:
+        session = await store.create(Agent(Script(hold(release, say("done")))))
+        turn = await session.send("go")
+        async with open_store(data, clock=clock) as elsewhere:
+            await (await elsewhere.open(session.id)).note("news", "from elsewhere")
+        broken.times = 4
+        release.set()
+        waiter = asyncio.ensure_future(turn.wait())
+        while not waiter.done():
+            await clock.advance(0.1)
+        assert isinstance(waiter.exception(), StoreFailed)
+        await clock.advance(LEASE)
+        going_on = await session.resume()
+        assert going_on is not None
+        assert (await going_on.wait()).text == "done"
+
+
+async def test_who_follows_a_turn_elsewhere_is_told_that_it_cannot_be_read_and_may_follow_on(
+    clock: ManualClock,
+) -> None:
+    data = Memory()
+    release = asyncio.Event()
+    broken = Unreadable(data, owner="a", ttl=LEASE, clock=clock, survives=True)
+    async with (
+        OpenStore(broken, clock=clock, ids=CountingIds(), grace=0.0) as store,
+        open_store(data, clock=clock) as elsewhere,
+    ):
+        theirs = await elsewhere.create(Agent(Script(hold(release, say("done")))))
+        await theirs.send("go")
+        session = await store.open(theirs.id)
+        waiter = asyncio.ensure_future(session.settled_or_waiting())
+        await settle()
+        broken.times = 1
+        await clock.advance(0.2)
+        with pytest.raises(StoreFailed):
+            await waiter
+        release.set()
+        waiter = asyncio.ensure_future(session.settled_or_waiting())
+        while not waiter.done():
+            await clock.advance(0.2)
+        assert [message.text for message in session.messages] == ["go", "done"]
+
+
 async def test_a_turn_that_was_given_up_on_a_full_disk_is_gone_on_with_when_there_is_room(
     store: OpenStore, disk: SmallDisk, clock: ManualClock
 ) -> None:
@@ -267,6 +360,20 @@ async def test_a_file_that_was_cut_short_is_an_error(path: Path, tmp_path: Path)
             torn = tmp_path / f"torn{pages}-{extra}.db"
             overwrite(torn, content[: pages * PAGE + extra])
             assert await read_all(torn, said), torn.name
+
+
+async def test_a_damaged_file_is_not_taken_for_another_programs_and_names_the_way_out(path: Path) -> None:
+    await fill(path)
+    overwrite(path, content_of(path)[:PAGE])
+    with pytest.raises(WrongCall, match="malformed") as caught:
+        async with open_store(f"sqlite:///{path}"):
+            pass
+    assert "backup" in str(caught.value)
+    assert "another program" not in str(caught.value)
+    overwrite(path, b"no database at all" * 1_000)
+    with pytest.raises(WrongCall, match="another program"):
+        async with open_store(f"sqlite:///{path}"):
+            pass
 
 
 async def test_a_file_that_is_torn_while_it_is_open_is_an_error_for_those_who_read_and_write(path: Path) -> None:

@@ -21,12 +21,13 @@ from weft import Agent
 from weft._repair import repair
 from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError
 from weft.pool import Pool
-from weft.testing import Script, hold, say
+from weft.testing import ManualClock, Script, hold, say
 from weft.testing.crash import Kit
 from weft.thread import Entry, Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._codec import chain, decode_lines, digest_line, encode_body
 from weft.thread._turns import Plan
 from weft.thread.entries import Compaction, Note
+from weft.thread.memory import MemoryStore
 from weft.thread.store import Head
 
 
@@ -230,6 +231,35 @@ async def test_a_line_of_a_newer_weft_is_named(data: Data, tools: Tools) -> None
             await store.open(thread)
 
 
+class Growing(MemoryStore):
+    """A line is written by somebody else right after each scan, and right before it."""
+
+    async def scan(self, thread: str) -> dict[int, bytes]:
+        await self._grow(thread)
+        found = await super().scan(thread)
+        await self._grow(thread)
+        return found
+
+    async def _grow(self, thread: str) -> None:
+        head = self._find(thread).head
+        entry = Entry(position=head.count, id=f"n{head.count}", parent=None, time=0.0, body=Note(name="n", text="t"))
+        lines, _ = chain([entry], [encode_body(entry.body)], head)
+        await self.append(thread, lines, head, None, None)
+
+
+async def test_what_is_written_meanwhile_is_no_fault_and_not_lost(tools: Tools) -> None:
+    data = InMemory()
+    thread = await small(data, tools)
+    async with open_store(Growing(data.where, owner="me", ttl=30.0, clock=ManualClock(), survives=True)) as store:
+        verified = await store.verify(thread)
+        assert verified.sound
+        assert verified.count == 6
+        assert (await store.salvage(thread)).lost == ()
+        data.put(thread, [*data.lines(thread)[:4], b"nonsense", *data.lines(thread)[5:]])
+        assert [fault.position for fault in (await store.verify(thread)).faults] == [4, 5]
+        assert (await store.salvage(thread)).lost == (4,)
+
+
 async def test_what_is_not_there_is_not_found(data: Data) -> None:
     async with open_store(data.where) as store:
         for verb in (store.verify("no"), store.export("no"), store.export("no", children=True), store.salvage("no")):
@@ -264,6 +294,44 @@ async def test_a_byte_that_is_no_text_in_a_file_is_a_typed_error(tmp_path: Path,
                 with pytest.raises((Corrupt, StoreFailed)):
                     await store.export(thread)
                 assert position in [fault.position for fault in (await store.verify(thread)).faults]
+
+
+async def test_a_line_that_follows_nothing_that_is_there_cuts_no_conversation_in_silence(
+    data: Data, tools: Tools
+) -> None:
+    async with open_store(data.where) as store:
+        session = await store.create(tools.agent())
+        for prompt in ("one", "two"):
+            await session.ask(prompt)
+        await session.branch(session.path[1].id)
+        path = [entry.id.encode() for entry in session.path]
+    lines = data.lines(session.id)
+    follows = [
+        n for n, line in enumerate(lines) if b'"parent":"%s"' % path[1] in line or b'"to":"%s"' % path[1] in line
+    ]
+    assert len(follows) == 2
+    for position in follows:
+        head, _, tail = lines[position].rpartition(path[1])
+        data.put(session.id, [*lines[:position], head + changed(path[1], 3, 0x01) + tail, *lines[position + 1 :]])
+        async with open_store(data.where) as store:
+            with pytest.raises(Corrupt) as caught:
+                await store.open(session.id)
+            assert caught.value.position == position
+            assert (await store.salvage(session.id)).lost == (position,)
+
+
+@pytest.mark.parametrize("bad", [b"", b"nonsense", b"\xff\xfe", b"changed", None])
+async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, bad: bytes | None) -> None:
+    threads = [await small(data, tools) for _ in range(3)]
+    header, *lines = data.lines(threads[1])
+    bad = changed(header, 60, 0x80) if bad == b"changed" else bad
+    data.put(threads[1], lines if bad is None else [bad, *lines])
+    async with open_store(data.where) as store:
+        assert [info.thread async for info in store.list()] == [threads[2], threads[0]]
+        ((thread, error),) = store.reports
+        assert thread == threads[1]
+        assert isinstance(error, Corrupt)
+        assert error.position == 0
 
 
 # Export and restore.
@@ -332,6 +400,14 @@ async def test_what_is_restored_twice_is_there_once(data: Data, tools: Tools) ->
         await store.delete(session.id)
         assert await store.restore(text) == (session.id,)
         assert told((await store.open(session.id)).messages) == ["> one", "re one", "> two", "re two"]
+
+
+async def test_an_export_that_was_printed_is_restored_with_its_empty_lines(data: Data, tools: Tools) -> None:
+    threads = [await small(data, tools) for _ in range(2)]
+    async with open_store(data.where) as store:
+        text = "\n".join([await store.export(thread) for thread in threads]) + "\r\n \n"
+    assert await restored(text, Memory()) == tuple(threads)
+    assert await restored("\n", Memory()) == ()
 
 
 async def test_two_stores_that_restore_at_once_make_it_once(data: Data, tools: Tools) -> None:
@@ -600,6 +676,19 @@ async def test_a_changed_line_that_still_decodes_is_not_taken_for_what_was_said(
             other = lines[n].replace(b'"at":1', b'"at":2')
             damaged(data, session.id, [*lines[:n], other, *lines[n + 1 :]])
             await goes_on(await salvaged_whole(store, tools, session, [n]))
+
+
+async def test_what_a_newer_weft_has_written_is_not_lost_and_not_left_out_of_a_copy(data: Data, tools: Tools) -> None:
+    thread = await small(data, tools)
+    lines = data.lines(thread)
+    lines[-1] = lines[-1].replace(b'"v":1', b'"v":99')
+    data.put(thread, lines)
+    async with open_store(data.where) as store:
+        assert (await store.salvage(thread)).lost == (5,)  # its head does not know it: it was changed
+    data.head(thread, Head(len(lines), digest_line(lines[-1])))
+    async with open_store(data.where) as store:
+        with pytest.raises(NewerFormat):
+            await store.salvage(thread)
 
 
 async def test_a_lost_header_is_past_saving(data: Data, tools: Tools) -> None:

@@ -8,26 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.thread.places import SlowStore, a_place, at_rest
+from tests.thread.places import Body, SlowStore, a_place, at_rest
 from weft import Agent, File, Message, tool
+from weft._moves import Joined, Record
 from weft.errors import RunFailed, WrongCall
-from weft.messages import ToolCall, Usage
 from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.testing.clock import settle
 from weft.thread import Memory, OpenStore, Session, approve, open_store, resolve
+from weft.thread._runner import TurnRunner
 
 pytestmark = pytest.mark.anyio
-
-NO_INPUTS: list[Any] = [
-    b"hi",
-    5,
-    None,
-    ["hi"],
-    {"text": "hi"},
-    [{"type": "text", "text": "hi"}],
-    [Message.user("hi")],
-    Message(role="user", parts=("hi",)),  # type: ignore[arg-type]
-    [ToolCall(id="a", name="b", arguments="{}")],
-]
 
 
 @tool(approval=True)
@@ -37,14 +27,6 @@ async def pay() -> str:
 
 def agent() -> Agent[None]:
     return Agent(Script(call("pay"), say("done"), say("more")), tools=[pay])
-
-
-@pytest.mark.parametrize("prompt", NO_INPUTS, ids=repr)
-async def test_what_is_no_input_is_refused_by_a_bare_run(prompt: Any) -> None:
-    script = Script(say("hello"))
-    with pytest.raises(WrongCall, match="an input is text, a message, or parts"):
-        await Agent(script).run(prompt)
-    assert script.requests == []
 
 
 Act = Callable[[Session], Awaitable[Any]]
@@ -107,21 +89,21 @@ async def test_a_value_that_cannot_be_stored_is_refused_also_where_it_waits_for_
             await second
 
 
-@tool(effect="none")
-async def look() -> str:
-    return "seen"
-
-
-BROKEN = say("broken", usage=Usage(input_tokens=1.5))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("script", [Script(BROKEN, say("fine")), Script(call("look"), BROKEN)], ids=["first", "later"])
 @pytest.mark.parametrize("slow", [False, True])
-async def test_a_reply_that_cannot_be_stored_fails_its_turn(script: Script, slow: bool) -> None:
+async def test_a_fact_that_cannot_be_stored_fails_its_turn(slow: bool) -> None:
+    """None is known; whatever makes one, nobody waits for ever."""
+    body = Body(effect="none")
     async with a_place() as place:
         place.disk.slow = slow
-        session = await place.one.create(Agent(script, tools=[look]))
-        failure = await place.outcome((await session.send("hello")).wait())
+        session = await place.one.create(Agent(Script(call("act"), say("never")), tools=[body.tool]))
+        turn = await session.send("hello")
+        await body.started.wait()
+        await settle()
+        runner = session._live.runner
+        assert isinstance(runner, TurnRunner)
+        broken: Any = 1.5
+        runner.record(Record(facts=(Joined(message=Message.user("more"), source="steer", item=broken),), gate="bodies"))
+        failure = await place.outcome(turn.wait())
         assert isinstance(failure, RunFailed)
         assert isinstance(failure.__cause__, WrongCall)
         at_rest(place)

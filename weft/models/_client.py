@@ -51,7 +51,7 @@ class Clients(Generic[C]):
         if loop not in self._owned:
             for other in list(self._owned):
                 if other.is_closed():
-                    del self._owned[other]
+                    self._owned.pop(other, None)  # another thread may do so as well
             owner = _owner(self._make)
             self._owned[loop] = (await anext(owner), owner)
         return self._owned[loop][0]

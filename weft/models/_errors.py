@@ -120,6 +120,6 @@ def _number(text: str | None) -> float | None:
 def _date(text: str | None) -> datetime | None:
     try:
         date = parsedate_to_datetime(text or "")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return date if date.tzinfo is not None else date.replace(tzinfo=UTC)

@@ -13,7 +13,7 @@ from weft.model import ModelError, Settings
 from weft.models._client import Clients
 from weft.models._errors import Asked, connection_failed, retry_after, status_code, timed_out, told, unreadable
 
-__all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "extra_body", "failed", "model_errors"]
+__all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "count_of", "extra_body", "failed", "model_errors"]
 
 Json: TypeAlias = dict[str, Any]
 Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter", "other"]
@@ -43,6 +43,12 @@ def extra_body(settings: Settings) -> Json:
 def arguments_text(arguments: object) -> str | None:
     """A call's arguments as text; some servers send the object itself."""
     return arguments if arguments is None or isinstance(arguments, str) else json.dumps(arguments)
+
+
+def count_of(counted: object, name: str) -> int:
+    """A count as the server gave it; 0 where it gave none, or what is no count."""
+    given = getattr(counted, name, None)
+    return int(given) if isinstance(given, int | float) and 0 < given < 2**63 else 0
 
 
 @contextmanager

@@ -309,7 +309,7 @@ class _Reply:
             "output": usage.output_tokens,
             "read": usage.cache_read_input_tokens,
             "written": usage.cache_creation_input_tokens,
-            "thought": None if details is None else details.thinking_tokens,
+            "thought": getattr(details, "thinking_tokens", None),
         }
         for name, count in counts.items():
             if isinstance(count, int):

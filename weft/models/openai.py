@@ -31,7 +31,7 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, extra_body, model_errors
+from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, count_of, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
@@ -293,14 +293,12 @@ def _finish_reason(word: str, *, calls: bool, refused: bool) -> Reason:
 
 def _usage(usage: CompletionUsage | None) -> Usage | None:
     """What was reported; None if nothing was."""
-    if usage is None or not (usage.prompt_tokens or usage.completion_tokens):
-        return None
-    read = usage.prompt_tokens_details
-    written = usage.completion_tokens_details
-    return Usage(
-        input_tokens=usage.prompt_tokens or 0,
-        output_tokens=usage.completion_tokens or 0,
-        cache_read_tokens=(read and read.cached_tokens) or 0,
-        cache_write_tokens=(read and read.cache_write_tokens) or 0,
-        reasoning_tokens=(written and written.reasoning_tokens) or 0,
+    read = getattr(usage, "prompt_tokens_details", None)
+    spent = Usage(
+        input_tokens=count_of(usage, "prompt_tokens"),
+        output_tokens=count_of(usage, "completion_tokens"),
+        cache_read_tokens=count_of(read, "cached_tokens"),
+        cache_write_tokens=count_of(read, "cache_write_tokens"),
+        reasoning_tokens=count_of(getattr(usage, "completion_tokens_details", None), "reasoning_tokens"),
     )
+    return spent if spent.tokens else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal
 
 from openai import AsyncOpenAI, AsyncStream, BadRequestError, BaseModel
@@ -47,7 +47,17 @@ from weft.model import (
 )
 from weft.models._client import Clients, check_allowed
 from weft.models._errors import unreadable
-from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, extra_body, failed, model_errors
+from weft.models._openai_sdk import (
+    KEY,
+    Json,
+    Reason,
+    arguments_text,
+    client_here,
+    count_of,
+    extra_body,
+    failed,
+    model_errors,
+)
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, is_own, name_of
@@ -260,7 +270,7 @@ class _Reply:
     an item or event of an unknown type is read as one of another class. Items are told by their `type`.
     """
 
-    __slots__ = ("_called", "_done", "_finish", "_paragraph", "_refused", "_shown", "_written")
+    __slots__ = ("_called", "_finish", "_paragraph", "_refused", "_shown", "_taken", "_written")
 
     def __init__(self) -> None:
         self._shown: set[int] = set()
@@ -268,7 +278,8 @@ class _Reply:
         self._written: dict[int, list[str]] = {}
         """Arguments of the calls that are under way."""
         self._paragraph: tuple[str, int] | None = None
-        self._done = 0
+        self._taken: list[tuple[int, BaseModel | None]] = []
+        """The items that are complete, by the server's index."""
         self._called = False
         self._refused = False
         self._finish: Finish | None = None
@@ -326,10 +337,12 @@ class _Reply:
 
     def _take_item(self, item: BaseModel | None, index: int) -> Iterator[ModelEvent]:
         """An item that is complete: what of it was not streamed, then the call or the block."""
+        if (index, item) in self._taken:  # told twice
+            return
+        self._taken.append((index, item))
         shown = index in self._shown
         self._shown.discard(index)
         self._paragraph = None
-        self._done += 1
         match item:
             case ResponseOutputMessage(type="message"):
                 for text in self._texts(item):
@@ -371,13 +384,20 @@ class _Reply:
         if status == "failed":
             error = response.error
             raise failed(None) if error is None else failed(error.message, error.code)
-        for index, item in enumerate(response.output or ()):
-            if index >= self._done:
-                yield from self._take_item(item, index)
+        for index, item in self._left(response.output or ()):
+            yield from self._take_item(item, index)
         if status in ("completed", "incomplete"):
             said = (response.incomplete_details and response.incomplete_details.reason) or status
             usage = _usage(response.usage)
             self._finish = Finish(reason=self._reason(status, said), usage=usage, provider_reason=said)
+
+    def _left(self, output: Sequence[BaseModel]) -> list[tuple[int, BaseModel]]:
+        """The items that the stream did not complete; where the server does not number them, those after as many."""
+        places: list[object] = [index for index, _ in self._taken]
+        numbers = set(places)
+        if len(numbers) < len(places) or not numbers.issubset(range(len(output))):
+            numbers = set(range(len(places)))
+        return [(index, item) for index, item in enumerate(output) if index not in numbers]
 
     def _reason(self, status: str, said: str) -> Reason:
         """The reason in weft's words. Whatever cut the reply, its calls may be incomplete."""
@@ -394,16 +414,12 @@ def _thought(item: ResponseReasoningItem) -> str:
 
 def _usage(usage: ResponseUsage | None) -> Usage | None:
     """What was reported; None if nothing was."""
-    if usage is None or not (usage.input_tokens or usage.output_tokens):
-        return None
-    return Usage(
-        input_tokens=usage.input_tokens or 0,
-        output_tokens=usage.output_tokens or 0,
-        cache_read_tokens=_count(usage.input_tokens_details, "cached_tokens"),
-        cache_write_tokens=_count(usage.input_tokens_details, "cache_write_tokens"),
-        reasoning_tokens=_count(usage.output_tokens_details, "reasoning_tokens"),
+    read = getattr(usage, "input_tokens_details", None)
+    spent = Usage(
+        input_tokens=count_of(usage, "input_tokens"),
+        output_tokens=count_of(usage, "output_tokens"),
+        cache_read_tokens=count_of(read, "cached_tokens"),
+        cache_write_tokens=count_of(read, "cache_write_tokens"),
+        reasoning_tokens=count_of(getattr(usage, "output_tokens_details", None), "reasoning_tokens"),
     )
-
-
-def _count(details: BaseModel | None, name: str) -> int:
-    return getattr(details, name, None) or 0
+    return spent if spent.tokens else None

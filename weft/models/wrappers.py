@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import count
@@ -60,13 +60,13 @@ def retry(
         jitter: The share of a pause that is waited, from 0 to 1; absent: random.
 
     Raises:
-        ValueError: `attempts` is below 1, or not `0 <= first <= longest < inf`.
+        ValueError: `attempts` is below 1, not `0 <= first <= longest < inf`, or `codes` is one string.
     """
     if attempts < 1:
         raise ValueError("retry(attempts=…) is at least 1")
     if not 0 <= first <= longest < float("inf"):
         raise ValueError("retry(first=…, longest=…) are seconds, and 0 <= first <= longest")
-    pauses = _Pauses(attempts=attempts, first=first, longest=longest, codes=frozenset(codes), jitter=jitter)
+    pauses = _Pauses(attempts=attempts, first=first, longest=longest, codes=_set_of(codes), jitter=jitter)
     return _Retry(_model(model), pauses, clock or SystemClock())
 
 
@@ -87,11 +87,17 @@ def fallback(*models: Model | str, codes: AbstractSet[str] = FALLBACK, clock: Cl
         clock: Keeps the idle limit of each attempt; absent: the system's.
 
     Raises:
-        ValueError: There is no model.
+        ValueError: There is no model, or `codes` is one string.
     """
     if not models:
         raise ValueError("fallback(…) needs at least one model")
-    return _Fallback(tuple(_model(model) for model in models), frozenset(codes), clock or SystemClock())
+    return _Fallback(tuple(_model(model) for model in models), _set_of(codes), clock or SystemClock())
+
+
+def _set_of(codes: Iterable[str]) -> frozenset[str]:
+    if isinstance(codes, str):  # its letters are no codes
+        raise ValueError(f"codes=… is a set of codes: {{{codes!r}}}")
+    return frozenset(codes)
 
 
 class _Pauses:

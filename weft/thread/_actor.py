@@ -124,7 +124,7 @@ class Actor:
 
         turns: list[Turn[Any]] = []
         plan = await self._claim_or_queue(decide, lambda plan: turns.append(self._take_up(plan, context)))
-        return known_turn(self.live, key) if plan is None else turns[0]
+        return self._known(key, context) if plan is None else turns[0]
 
     def _take_up(self, plan: Plan, context: Context) -> Turn[Any]:
         """Run what was accepted, now or when it is its turn; also where its sender waits no longer."""
@@ -134,16 +134,31 @@ class Actor:
         if plan.ids[0] in self.live.view.queue:
             self.live.contexts[plan.ids[0]] = context
         _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
-        if not self._watching:
-            self._watching = True
-            self.place.spawn(self._see_to_queue(), name=f"weft queue {self.live.id}", context=context)
+        self._watch(context)
         return Turn(self.live, item=plan.ids[0])
 
-    async def _see_to_queue(self) -> None:
+    def _known(self, key: str | None, context: Context) -> Turn[Any]:
+        """The turn of an input that was sent before under this key; who had it then may be dead."""
+        if self._has_work(self.live.view):
+            self._watch(context)
+        return known_turn(self.live, key)
+
+    def _watch(self, context: Context) -> None:
+        if not self._watching:
+            self._watching = True
+            self.place.spawn(self._see_to_input(), name=f"weft queue {self.live.id}", context=context)
+
+    async def _see_to_input(self) -> None:
         try:
-            await self._see_to(lambda view: bool(view.queue))
+            await self._see_to(self._has_work)
         finally:
             self._watching = False
+
+    def _has_work(self, view: View) -> bool:
+        """Whether input waits, or a turn runs elsewhere, whose process may die."""
+        run = view.run
+        elsewhere = run is not None and not run.parked and self.live.runner is None
+        return elsewhere or bool(view.queue)
 
     async def _see_to(self, wanted: Callable[[View], bool]) -> None:
         """Go on for as long as this is so, also where another process dies that is at work on it."""

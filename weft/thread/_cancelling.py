@@ -24,7 +24,7 @@ async def cancel(live: Live, turn: str | None = None) -> bool:
 
     Args:
         live: The thread.
-        turn: Only the run whose latest turn this is; None is whatever there is.
+        turn: Only the run whose latest turn this is, or has taken this one over; None is whatever there is.
 
     Returns:
         False where there is no such run, or it has been cancelled before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
@@ -13,9 +13,14 @@ from weft.errors import Closed
 
 
 class Host:
-    """Owns the group. Nothing is entered in the caller's task, so a turn's bug never cancels the user's body."""
+    """Owns the group. Nothing is entered in the caller's task, so a turn's bug never cancels the user's body.
 
-    def __init__(self) -> None:
+    Args:
+        ended: Told of what ended the group, which nobody may contain: no `Exception`, from a body say.
+    """
+
+    def __init__(self, ended: Callable[[BaseException], None]) -> None:
+        self._told = ended
         self.failures: list[Exception] = []
         """Faults that escaped a task; each is a bug."""
         self._group: asyncio.TaskGroup | None = None
@@ -55,7 +60,13 @@ class Host:
 
     def _ended(self, task: asyncio.Task[Contained | None]) -> None:
         self._tasks.pop(task).close()  # it may have been cancelled before its first step
-        if task.cancelled() or task.exception() is not None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:  # the group cancels all the others now
+            if self._group is not None:
+                self._group = None
+                self._told(error)
             return
         outcome = task.result()
         if isinstance(outcome, Contained):

@@ -23,8 +23,8 @@ from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
-from weft.thread._view import View, evolve, first_index, leaf_after, next_index
-from weft.thread.entries import MAIL, TREE, Body, Entry, Header, TurnStarted
+from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
+from weft.thread.entries import MAIL, TREE, Body, Entry, Header, Leaf, TurnStarted
 from weft.thread.store import (
     Appended,
     Claim,
@@ -251,7 +251,10 @@ class Live:
         """Each entry is dropped before the next is made: what is kept by the thousand, the collector goes through."""
         for start in range(first, len(lines), SLICE):
             for place, line in enumerate(lines[start : start + SLICE], start):
-                evolve(view, decode_line(line, self.id, place))
+                entry = decode_line(line, self.id, place)
+                if entry.parent != view.leaf or type(entry.body) is Leaf:  # else it follows what is there
+                    check_place(view, entry)
+                evolve(view, entry)
             if start + SLICE < len(lines):
                 await self.world.clock.sleep(0)
 
@@ -652,8 +655,10 @@ class Live:
             self._unread(command, found.cause)
             return
         loaded, news = found
-        for entry in news:
-            evolve(self.view, entry)
+        folded = contain_call("store", partial(self._take_in, news))
+        if isinstance(folded, Contained):
+            self._unread(command, folded.cause)
+            return
         self._forget_contexts()
         self.head, self.lease = loaded.head, loaded.lease
         self._reset_next()
@@ -671,6 +676,11 @@ class Live:
         if not _follows(self.head, loaded):
             raise NotFound(self.id)
         return loaded, decode_lines(loaded.lines, self.id, self.head.count)
+
+    def _take_in(self, news: list[Entry]) -> None:
+        for entry in news:
+            check_place(self.view, entry)
+            evolve(self.view, entry)
 
     def _unread(self, command: _Command | None, failure: Exception) -> None:
         """What others wrote could not be read: told to who has asked for it; a turn's records wait a little longer."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from weft import _texts
@@ -11,8 +12,8 @@ from weft._compaction import Compaction, Room, as_text, cut
 from weft._idle import Idle, listen
 from weft._ports import Clock, Ids
 from weft._reply import Reply
-from weft.messages import Message, Usage
-from weft.model import Finish, Model, ModelError, ModelRequest, Settings
+from weft.messages import UNKNOWN_CALL, Message, Usage
+from weft.model import CONTEXT, Finish, Model, ModelError, ModelRequest, Settings
 from weft.thread import entries
 from weft.thread._view import View, read
 
@@ -56,19 +57,38 @@ async def shorter(
     keep = marks[found.place]
     if found.trims:
         return entries.Compaction(keep=keep, stub=_texts.LEFT_OUT, before=found.before, after=found.after)
-    message, finish = await ask(summarizer, _request(as_text(messages[: found.place]), room, view))
+    message, finish = await _summarize(messages[: found.place], room, view, summarizer, ask, whole=int(summarized))
     if finish.reason in _texts.BROKEN_OFF or not message.text.strip():
         raise Unusable(f"ended with {finish.reason!r}" if message.text.strip() else "is empty", finish.usage)
     text = _texts.summary(message.text, _open_work(view))
+    after = found.after + tokens.count(text)
+    if after >= found.before:
+        raise Unusable("is as long as what it stands for", finish.usage)
     by = finish.by or summarizer.info()
+    model = f"{by.provider}:{by.model}"
     return entries.Compaction(
-        keep=keep,
-        summary=text,
-        usage=finish.usage,
-        model=f"{by.provider}:{by.model}",
-        before=found.before,
-        after=found.after + tokens.count(text),
+        keep=keep, summary=text, usage=finish.usage, model=model, before=found.before, after=after
     )
+
+
+async def _summarize(
+    messages: Sequence[Message], room: Room, view: View, summarizer: Model, ask: Ask, *, whole: int
+) -> tuple[Message, Finish]:
+    """The summary; where the summarizer says that it is too long, of the beginnings of long texts.
+
+    Else one message that is too long for any model would end the session: nothing could ever be left out again.
+    """
+    full, short = as_text(messages), as_text(messages, whole=whole)
+    try:
+        return await ask(summarizer, _request(full, room, view))
+    except ModelError as error:
+        if error.code != CONTEXT or short == full:
+            raise
+    try:
+        message, finish = await ask(summarizer, _request(short, room, view))
+    except ModelError as error:
+        raise Unusable(f"could not be made, of shortened texts either: {error}", Usage(unknown=2)) from error
+    return message, replace(finish, usage=UNKNOWN_CALL + (finish.usage or UNKNOWN_CALL))
 
 
 def _request(text: str, room: Room, view: View) -> ModelRequest:

@@ -91,7 +91,7 @@ OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"
 EXPIRE_OWNER = "UPDATE threads SET expires = 0 WHERE owner = ?"
 RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING count"
 LIST = (
-    "SELECT id, (SELECT line FROM lines WHERE lines.tid = threads.tid AND n = 0), tid, "
+    "SELECT id, (SELECT CAST(line AS BLOB) FROM lines WHERE lines.tid = threads.tid AND n = 0), tid, "
     "kind, name, parent, root, meta, title, pending, unsettled, due FROM threads "
     "WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name) "
     "AND (:parent IS NULL OR parent = :parent) AND (NOT :roots OR parent IS NULL) "

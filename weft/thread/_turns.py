@@ -169,13 +169,13 @@ def cancel(view: View, turn: str | None, *, owner: str, fresh: str, now: float) 
 
     Args:
         view: The session.
-        turn: Only the run whose latest turn this is; None is whatever there is.
+        turn: Only the run whose latest turn this is, or has taken this one over; None is whatever there is.
         owner: Who does it.
         fresh: The id of the turn that closes a parked run.
         now: The store's time.
     """
     run = view.run
-    if run is None or run.cancelled is not None or turn not in (None, run.turn):
+    if run is None or run.cancelled is not None or (turn is not None and view.taker(turn) != run.turn):
         return None
     if run.parked:
         closed = _closing(view, run, "cancel", owner=owner, fresh=fresh, now=now)

@@ -54,9 +54,17 @@ class Salvaged:
 
 async def verify(world: World, thread: str) -> Verified:
     """Read every line, and check that it decodes, follows from the one before, and stands at its place."""
-    lines = await world.store.scan(thread)
-    head = await _head(world, thread)
+    lines, head = await _whole(world, thread)
     return Verified(thread=thread, count=len(lines), faults=tuple(_faults(thread, lines, head)))
+
+
+async def _whole(world: World, thread: str) -> tuple[Mapping[int, bytes], Head | None]:
+    """What there is of its lines, and where it ends; what is written meanwhile belongs to neither."""
+    head = await _head(world, thread)
+    lines = await world.store.scan(thread)
+    if head is not None and await _head(world, thread) != head:
+        lines = {position: line for position, line in lines.items() if position < head.count}
+    return lines, head
 
 
 async def _head(world: World, thread: str) -> Head | None:
@@ -159,7 +167,7 @@ async def _is_there(world: World, thread: str) -> bool:
 
 def _threads(text: str) -> list[list[bytes]]:
     threads: list[list[bytes]] = []
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):  # an empty one is of who printed it
         data = line.encode(errors="surrogatepass")
         if previous_of(data) == "" or not threads:
             threads.append([])
@@ -214,8 +222,8 @@ async def _make(  # as for `_branches.copy`
 
 async def salvage(world: World, thread: str) -> Salvaged:
     """Copy what a damaged thread still has of its conversation into a new one; see `OpenStore.salvage`."""
-    lines = await world.store.scan(thread)
-    head = await _head(world, thread) or Head(max(lines, default=-1) + 1, "")
+    lines, end = await _whole(world, thread)
+    head = end or Head(max(lines, default=-1) + 1, "")
     entries, lost = _survivors(thread, lines, head)
     header = entries.pop(0).body if entries and entries[0].position == 0 else None
     if not isinstance(header, Header):
@@ -276,6 +284,9 @@ def _survivors(thread: str, lines: Mapping[int, bytes], head: Head) -> tuple[lis
     """The entries that are as they were written, and the positions of the others.
 
     From the end: a line that is good vouches for the one before it, by its digest; the head does for the last.
+
+    Raises:
+        NewerFormat: One that is as it was written is a newer weft's.
     """
     entries: list[Entry] = []
     lost: list[int] = []
@@ -287,7 +298,9 @@ def _survivors(thread: str, lines: Mapping[int, bytes], head: Head) -> tuple[lis
                 raise Corrupt(thread, position, "it is not as it was written")
             entries.append(decode_line(line, thread, position))
             vouched = previous_of(line)
-        except (Corrupt, NewerFormat):
+        except (Corrupt, NewerFormat) as error:
+            if isinstance(error, NewerFormat) and vouched is not None:
+                raise  # it is as it was written
             lost.append(position)
             vouched = None
     return entries[::-1], tuple(lost[::-1])

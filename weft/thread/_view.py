@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, assert_never
 from weft._limits import START, Limits, Progress
 from weft._repair import History, Transcript
 from weft._texts import SUBMIT
+from weft.errors import Corrupt
 from weft.messages import NO_USAGE, UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage
 from weft.thread.entries import (
     SETTLED,
@@ -299,6 +300,12 @@ class View:
         delegated = (self.receipts[call.receipt] for call in self.open_calls() if call.receipt is not None)
         return all(r.settled is not None or self._waits(r) for r in delegated) and not self.resumable()
 
+    def taker(self, turn: str) -> str:
+        """This turn, or the one that has taken it over."""
+        while turn not in self.ended and turn in self.continued:
+            turn = self.continued[turn]
+        return turn
+
     def waits(self, turn: str) -> bool:
         """Whether this turn is parked, and all that is open in it waits for a decision."""
         return self.run is not None and self.run.turn == turn and self.at_rest()
@@ -380,6 +387,19 @@ def evolve(view: View, entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915  #
             pass
         case _:
             assert_never(body)
+
+
+def check_place(view: View, entry: Entry) -> None:
+    """Refuse an entry that follows nothing that is there: all before it would drop out of the path in silence.
+
+    Raises:
+        Corrupt: Its parent, or where it moves the leaf, is no entry of the tree.
+    """
+    to = entry.body.to if type(entry.body) is Leaf else None
+    for name in (entry.parent, to):
+        if name is not None and name not in view.tree:
+            why = f"it follows {name!r}, which is not there; see store.verify and store.salvage"
+            raise Corrupt(view.header.thread, entry.position, why)
 
 
 def fold(header: Header, entries: Iterable[Entry]) -> View:

@@ -61,6 +61,7 @@ class MemoryStore:
 
     async def start(self) -> None:
         self._open = True
+        self._data._dead.discard(self.owner)
 
     async def stop(self) -> None:
         self._open = False

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from weft._agent import Agent, check_allowed, narrower, permissions
+from weft import _given
+from weft._agent import Agent, check_allowed, narrower
 from weft._contain import contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
@@ -57,7 +58,7 @@ GRACE = 25.0
 """Seconds that leaving waits for what runs."""
 PAGE = 100
 _BEHIND = 2**40
-"""A position that no thread has: to load nothing but where it ends."""
+"""A position that no thread has: to load nothing but where it ends. A cursor that no list gives, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ class OpenStore:
         self.reports: list[tuple[str, Exception]] = []
         """What could not be gone on with and was left: thread and reason."""
         self._grace = grace
-        self._host = Host()
+        self._host = Host(self._broken)
+        self._why = Closed()
         self._lives: WeakValueDictionary[str, Live] = WeakValueDictionary()
         self._runners: set[TurnRunner] = set()
         self._observers: list[Callable[[str, Entry], None]] = []
@@ -126,9 +128,18 @@ class OpenStore:
         try:
             await self._hand_off()
         finally:
-            for live in tuple(self._lives.values()):
-                live.close(Closed())
+            self._close_lives()
             await self.store.stop()
+
+    def _close_lives(self) -> None:
+        for live in tuple(self._lives.values()):
+            live.close(self._why)
+
+    def _broken(self, error: BaseException) -> None:
+        """Something ended all that runs here: whoever waits is told."""
+        self._why = Closed(f"{type(error).__name__} has ended all that runs in this store; leave it, and open it again")
+        self._why.__cause__ = error
+        self._close_lives()
 
     async def _rest(self, seconds: float) -> None:
         """Return when nothing runs, or the time is over."""
@@ -272,11 +283,11 @@ class OpenStore:
 
         Raises:
             NotAllowed: A tool needs a permission that is not given.
-            WrongCall: The deps or the metadata are not of the right type.
+            WrongCall: The agent, the deps or the metadata are not of the right type.
         """
         self.check_open()
-        agent._check_deps(deps)
-        allowed = narrower(agent.allow, permissions(allow))
+        _given.instance("agent", agent, Agent)._check_deps(deps)
+        allowed = narrower(agent.allow, _given.permissions(allow))
         check_allowed(agent.tools, allowed)
         header = Header(
             thread=(thread := self.ids.new() if key is None else keyed(key)),
@@ -331,11 +342,12 @@ class OpenStore:
 
         Raises:
             NotFound: No thread has this id.
+            WrongCall: The agent is none, or the deps are not of its type.
             Corrupt, NewerFormat: Its journal cannot be read.
         """
         self.check_open()
         if agent is not None:
-            agent._check_deps(deps)
+            _given.instance("agent", agent, Agent)._check_deps(deps)
         live = await self._as_it_is(session)
         return Session(self, live, None if agent is None else Actor(self, live, agent, deps))
 
@@ -472,14 +484,14 @@ class OpenStore:
         if limit is not None and limit < 0:
             raise WrongCall(f"limit is 0 or more, or None for all there are; not {limit}")
         query = Query(
-            kind=kind,
-            name=name,
-            parent=parent,
+            kind=_text(kind),
+            name=_text(name),
+            parent=_text(parent),
             roots=parent is None and not children,
             meta=checked_meta(meta or {}),
-            title=title,
+            title=_text(title),
             pending=pending,
-            after=after,
+            after=None if after is None else min(after, _BEHIND),
             limit=PAGE,
         )
         return Listing(self.store, query, self.check_open, self.report, limit)
@@ -488,8 +500,13 @@ class OpenStore:
         """Every entry from position `after` on, exactly once, in order, then live; `until` a head.
 
         Also what other processes write. Raises `NotFound` when the thread is deleted.
+
+        Raises:
+            WrongCall: `after` is less than 0.
         """
         self.check_open()
+        if after < 0:
+            raise WrongCall(f"after is a position, 0 or more; not {after}")
         return Watch(self.live(thread), after=after, until=until)
 
     async def delete(self, thread: str, *, children: bool = False) -> None:
@@ -599,6 +616,7 @@ class OpenStore:
         Raises:
             NotFound: Nothing of it is there.
             Corrupt: Its header is lost.
+            NewerFormat: A newer weft has written it.
         """
         self.check_open()
         return await _upkeep.salvage(self, thread)
@@ -643,11 +661,18 @@ def open_store(
     """
     if not 0.1 <= lease <= 86_400:
         raise WrongCall("lease is between 0.1 and 86,400 seconds")
+    if synchronous not in ("FULL", "NORMAL"):
+        raise WrongCall(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
     clock = clock or SystemClock()
     ids = ids or SystemIds()
     name = node or f"{socket.gethostname()}:{os.getpid()}"
     owner = f"{name}/{ids.new()}"
     return OpenStore(_store(where, owner, lease, clock, synchronous), clock=clock, ids=ids, grace=grace)
+
+
+def _text(filter_: str | None) -> str | None:
+    """As what is stored was made text."""
+    return None if filter_ is None else clean_text(filter_)
 
 
 def _store(

@@ -185,10 +185,18 @@ class Session(Generic[OutputT]):
     async def ask(self, prompt: Prompt, *, key: str | None = None) -> Result[OutputT]:
         """`send`, then `wait`. Cancelling it does not cancel the turn.
 
+        On a session that is parked it waits until somebody has decided: look at `pending` before, or use `send` with
+        another policy than `queue`.
+
         Raises:
+            WrongCall: The session was opened without an agent, so nobody here would answer; `send` and `wait` do.
             RunFailed: The run failed.
             TurnCancelled: It was cancelled.
         """
+        if self._actor is None:
+            raise WrongCall(
+                "this session was opened without an agent; open it with one to ask, or send and wait for who has one"
+            )
         return await (await self.send(prompt, key=key)).wait()
 
     async def send(

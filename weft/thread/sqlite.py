@@ -317,7 +317,7 @@ class SQLiteStore:
                     raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
                 await self.clock.sleep(0.005)
             except sqlite3.DatabaseError as error:
-                raise WrongCall(f"cannot open {self._path.name!r}: {error}; is it another program's file?") from error
+                raise WrongCall(f"cannot open {self._path.name!r}: {error}; {_way_out(error)}") from error
             else:
                 return
 
@@ -566,6 +566,8 @@ class SQLiteStore:
             rows = list(await reader.execute_fetchall(sql.LOAD, values))
         except sqlite3.Error as error:
             raise await self._damage(thread, after, error) from error
+        except UnicodeEncodeError:  # an id that is no text is that of no thread
+            rows = []
         if not rows:
             raise NotFound(thread)
         state, first = rows[0]
@@ -588,6 +590,8 @@ class SQLiteStore:
             rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
+        except UnicodeEncodeError:
+            rows = []
         if not rows:
             raise NotFound(thread)
         tid, count = rows[0][0], rows[0][1]
@@ -628,7 +632,7 @@ class SQLiteStore:
 
     def _row(self, row: Sequence[Any]) -> Listed:
         try:
-            return Listed(row[0], str(row[1]).encode(), row[2], _index(*row[3:]))
+            return Listed(row[0], bytes(row[1] or b""), row[2], _index(*row[3:]))
         except (ValueError, TypeError) as error:
             raise self._unreadable(f"what it lists of thread {row[0]!r}", error) from error
 
@@ -717,6 +721,12 @@ def _index(  # noqa: PLR0913  # the columns of a row
         unsettled=unsettled,
         due=due,
     )
+
+
+def _way_out(error: sqlite3.DatabaseError) -> str:
+    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT:
+        return "go back to a backup, or try `.recover` of SQLite's shell"
+    return "is it another program's file?"
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:

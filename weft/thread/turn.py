@@ -137,14 +137,7 @@ class Turn(Generic[OutputT]):
                 return True
             turn = self.id  # it was taken just now
         turn = turn or self._after
-        return turn is not None and await _cancelling.cancel(self._live, self._taker(turn))
-
-    def _taker(self, turn: str) -> str:
-        """This turn, or the one that has taken it over."""
-        view = self._live.view
-        while turn not in view.ended and turn in view.continued:
-            turn = view.continued[turn]
-        return turn
+        return turn is not None and await _cancelling.cancel(self._live, turn)
 
     async def next(self) -> Turn[OutputT]:
         """The turn that goes on with the same run after a park, wherever it runs; waits for it to begin.

@@ -1,0 +1,152 @@
+"""What is no agent, no input and no history is refused where it is given, in words that say what to give."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NewType, Protocol, TypedDict
+
+import pytest
+
+from weft import Agent, File, Message, Text, ToolCall, ToolResult, tool
+from weft.errors import WrongCall
+from weft.testing import Script, call, say
+from weft.thread import open_store
+
+
+@dataclass(frozen=True)
+class Deps:
+    user: str
+
+
+class Named(Protocol):
+    name: str
+
+
+class Options(TypedDict):
+    depth: int
+
+
+Tenant = NewType("Tenant", str)
+
+
+def search(words: str) -> str:
+    """Search."""
+    return words
+
+
+ARGUMENTS = [
+    ({"tools": search}, "tools=… is a list, not function; put it into brackets: tools=[…]"),
+    ({"tools": tool(search)}, "tools=… is a list, not Tool; put it into brackets: tools=[…]"),
+    ({"tools": "search"}, "tools=… is a list, not str; put it into brackets: tools=[…]"),
+    ({"tools": None}, "tools=… is a list, not None; put it into brackets: tools=[…]"),
+    ({"stop_when": 5}, "stop_when=… is a list, not int; put it into brackets: stop_when=[…]"),
+    ({"stop_when": [5]}, "stop_when=… is a function, or a list of functions, not of int"),
+    ({"allow": "pay"}, "allow=… is a set of permissions: {'pay'}"),
+    ({"allow": [5]}, "allow=… is a str, not int"),
+    ({"limits": {"steps": 5}}, "limits=… is a Limits, not dict"),
+    ({"settings": None}, "settings=… is a Settings, not None"),
+    ({"name": 5}, "name=… is a str, not int"),
+    ({"description": 5}, "description=… is a str, not int"),
+    ({"instructions": ["Be kind."]}, "instructions=… is text, or a function of a Context, not list"),
+    ({"compaction": True}, "compaction=… is a Compaction, not bool"),
+    (
+        {"deps": Deps("a")},
+        "Agent(deps=…) is a type, not a value of Deps: give Agent(deps=Deps), and the value to its run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), ARGUMENTS)
+def test_an_argument_of_a_wrong_type_is_refused_when_an_agent_is_made(arguments: dict[str, Any], text: str) -> None:
+    make: Callable[..., Any] = Agent
+    with pytest.raises(WrongCall) as caught:
+        make(Script(), **arguments)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("deps", [None, Deps, Named, Options, Tenant, dict[str, int], str | int, Any])
+def test_whatever_stands_for_a_type_may_be_the_deps(deps: Any) -> None:
+    agent: Agent[Any, Any] = Agent(Script(), deps=deps)
+    assert agent.deps is deps
+
+
+PICTURE = File(media_type="image/png", data=b"png")
+SAYS_SOMETHING = "an input says something: give it some text, or a file"
+NO_INPUTS = [
+    ("", SAYS_SOMETHING),
+    (" \n", SAYS_SOMETHING),
+    ([], SAYS_SOMETHING),
+    ([Text(text="")], SAYS_SOMETHING),
+    (Message.user(" "), SAYS_SOMETHING),
+    (5, "an input is text, a user message, or a list of Text and File, not int"),
+    (None, "an input is text, a user message, or a list of Text and File, not NoneType"),
+    (b"hi", "an input is text, a user message, or a list of Text and File, not bytes"),
+    (["hi"], "the parts of an input are Text and File, not str"),
+    ({"role": "user"}, "the parts of an input are Text and File, not str"),
+    ([ToolResult(call="c", content="x")], "the parts of an input are Text and File, not ToolResult"),
+    (
+        Message(role="user", parts=(ToolCall(id="c", name="f", arguments="{}"),)),
+        "the parts of an input are Text and File, not ToolCall",
+    ),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text"), NO_INPUTS)
+async def test_what_is_no_input_is_refused_before_the_model_is_asked(prompt: Any, text: str) -> None:
+    model = Script(say("never asked for"))
+    with pytest.raises(WrongCall) as caught:
+        await Agent(model).run(prompt)
+    assert str(caught.value) == text
+    assert model.requests == []
+
+
+@pytest.mark.parametrize("policy", ["queue", "reject", "steer", "interrupt"])
+async def test_what_is_no_input_is_not_sent(policy: Any) -> None:
+    async with open_store("memory:") as store:
+        session = await store.create(Agent(Script(say("Hi."))))
+        await session.ask("Hello.")
+        before = session.messages
+        with pytest.raises(WrongCall, match="says something"):
+            await session.send("  ", policy=policy)
+        assert tuple(session.messages) == tuple(before)
+
+
+@pytest.mark.parametrize("prompt", [[PICTURE], [Text(text=" "), PICTURE], ".", [Text(text=""), Text(text="a")]])
+async def test_a_file_or_any_text_is_an_input(prompt: Any) -> None:
+    assert (await Agent(Script(say("Hi."))).run(prompt)).text == "Hi."
+
+
+async def test_what_holds_no_messages_is_no_history() -> None:
+    history: Any = [{"role": "user", "content": "hi"}]
+    with pytest.raises(WrongCall, match=r"history=… holds messages, such as result.messages, not dict"):
+        await Agent(Script()).run("Go on.", history=history)
+
+
+async def test_a_model_that_delegates_nothing_is_told() -> None:
+    helper = Agent(Script(say("never asked for")), name="helper")
+    agent = Agent(Script(call("helper", prompt=" "), say("I see.")), tools=[helper])
+    result = await agent.run("Ask.")
+    (told,) = result.messages[2].results
+    assert (told.code, "at least 1 character" in told.content) == ("INVALID_INPUT", True)
+
+
+async def test_a_store_wants_an_agent() -> None:
+    other: Any = Script()
+    async with open_store("memory:") as store:
+        with pytest.raises(WrongCall, match="agent=… is an Agent, not Script"):
+            await store.create(other)
+        session = await store.create(Agent(Script()))
+        with pytest.raises(WrongCall, match="agent=… is an Agent, not Script"):
+            await store.open(session.id, other)
+
+
+async def test_a_history_that_can_be_read_once_is_read() -> None:
+    script = Script(say("Hello."))
+    history: Any = (message for message in [Message.user("Hi.")])
+    await Agent(script).run("Go on.", history=history)
+    assert [message.text for message in script.requests[0].messages] == ["Hi.", "Go on."]
+
+
+async def test_instructions_are_no_message_of_a_history() -> None:
+    wrong: Any = "system"
+    with pytest.raises(WrongCall, match=r"no message of role 'system'.*Agent\(instructions=…\)"):
+        await Agent(Script()).run("Go on.", history=[Message(role=wrong, parts=(Text(text="Be brief."),))])
