@@ -33,6 +33,9 @@ class Reply:
         """One event of the stream."""
         if self._finish is not None:
             raise ModelError("the model's stream went on after its finish", code="MODEL_CONTRACT")
+        if type(event) is TextChunk and type(event.text) is str:  # as most are
+            self._take_text(event.text)
+            return
         match event:
             case TextChunk(text=str(text)):
                 self._take_text(text)

@@ -101,7 +101,7 @@ async def test_a_fact_that_cannot_be_stored_fails_its_turn(slow: bool) -> None:
         await settle()
         runner = session._live.runner
         assert isinstance(runner, TurnRunner)
-        broken: Any = 1.5
+        broken: Any = object()
         runner.record(Record(facts=(Joined(message=Message.user("more"), source="steer", item=broken),), gate="bodies"))
         failure = await place.outcome(turn.wait())
         assert isinstance(failure, RunFailed)

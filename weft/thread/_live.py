@@ -391,7 +391,8 @@ class Live:
         turn: str | None = None,
     ) -> _Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
-        texts = [encode_body(body) for body in bodies]  # before anything is counted: a body may be refused
+        given = command is not None
+        texts = [encode_body(body, given=given) for body in bodies]  # before anything is counted: it may be refused
         now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         first = self._records[-1].entries[-1].position + 1 if self._records and done else self._next.count
