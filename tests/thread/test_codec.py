@@ -28,6 +28,7 @@ from weft.thread._codec import (
     digest_line,
     encode_body,
     encode_line,
+    header_line,
 )
 from weft.thread.entries import (
     KINDS,
@@ -412,6 +413,16 @@ def test_a_higher_version_of_a_known_kind_is_newer(kind: str, version: int) -> N
 def test_an_unknown_kind_is_newer(kind: str) -> None:
     with pytest.raises(NewerFormat, match="upgrade"):
         decode_line(line(kind=kind), "t", 3)
+
+
+@pytest.mark.parametrize("more", [{}, {"of_the_future": 1}])
+def test_a_thread_of_a_higher_format_is_newer(more: dict[str, int]) -> None:
+    header = next(body for body in BODIES if isinstance(body, Header))
+    written = header_line(replace(header, format=2))
+    written = written[:-2] + b"".join(b',"%s":%d' % (key.encode(), n) for key, n in more.items()) + b"}}"
+    with pytest.raises(NewerFormat, match=r"'t' has format 2, written by a newer weft; upgrade"):
+        decode_line(written, "t", 0)
+    assert decode_line(written.replace(b'"format":2', b'"format":1'), "t", 0).body == replace(header, format=1)
 
 
 def test_a_newer_body_is_not_looked_at() -> None:

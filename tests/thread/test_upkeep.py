@@ -17,11 +17,12 @@ from pydantic_core import from_json, to_json
 from tests.crash.test_crash_points import SCENARIOS
 from tests.thread.talk import Tools, damaged, journal, lines_of, place, talker, told
 from tests.thread.test_view import shown, valid_for_a_provider
-from weft import Agent
+from weft import Agent, tool
 from weft._repair import repair
 from weft.errors import Conflict, Corrupt, NewerFormat, NotFound, StoreFailed, WeftError
 from weft.pool import Pool
-from weft.testing import ManualClock, Script, hold, say
+from weft.testing import ManualClock, Script, call, hold, say
+from weft.testing.clock import settle
 from weft.testing.crash import Kit
 from weft.thread import Entry, Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._codec import chain, decode_lines, digest_line, encode_body
@@ -478,6 +479,49 @@ async def test_a_tree_is_exported_and_restored_with_its_children(data: Data, too
         assert told(again.messages)[-1] == "read read pay 7|read look 7|look 1"
         assert sorted(tools.ran) == ["look 1", "look 7", "pay 7"]
         assert len(await everything(store)) == 3
+
+
+@pytest.mark.parametrize("act", ["approve", "resume"])
+async def test_a_child_that_was_left_out_is_not_begun_again(act: str) -> None:
+    """What it has done is not known here: its calls ran once already."""
+    charged = 0
+
+    @tool
+    async def charge() -> str:
+        nonlocal charged
+        charged += 1
+        return "charged"
+
+    @tool(approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    def agent(pool: Pool) -> Agent[None]:
+        child = Agent(Script(call("charge"), call("pay"), say("child is done")), name="child", tools=[charge, pay])
+        wrapped = pool.wrap("shop", child, description="Shop.")
+        return Agent(Script(call("shop", prompt="buy"), say("so it was")), tools=[wrapped])
+
+    async with open_store(Memory()) as store, Pool(2) as pool:
+        session = await store.create(agent(pool))
+        await session.ask("go")
+        text = await store.export(session.id)
+    elsewhere = Memory()
+    await restored(text, elsewhere)
+    async with open_store(elsewhere) as store, Pool(2) as pool:
+        session = await store.open(session.id, agent(pool))
+        if act == "approve":
+            await session.decide(approve(session.pending[0]))
+        else:
+            await session.resume()
+        await settle()
+        await session.settled_or_waiting()
+        assert charged == 1
+        assert [receipt.state for receipt in session.receipts] == ["failed"]
+        assert session.pending == ()
+        (result,) = session.messages[-2].results
+        assert (result.code, "is gone" in result.content) == ("SUBAGENT_FAILED", True)
+        assert session.messages[-1].text == "so it was"
+        assert isinstance(store.reports[0][1], NotFound)
 
 
 async def test_a_changed_text_is_refused_and_nothing_of_its_thread_is_written(tools: Tools) -> None:

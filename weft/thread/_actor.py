@@ -449,6 +449,9 @@ class Actor:
         child.receipt = name
         self._driven[name] = child
         new = fresh or await child._is_new()
+        if new and receipt.requests:  # it has asked, so it was there: begun again it would do everything twice
+            await self._lost(receipt)
+            return
         slot = Slot(child._delegate, used=not new and bool(child.live.view.started_at))
         try:
             if new:
@@ -459,6 +462,13 @@ class Actor:
             await self._drive_to_rest(name, receipt, child, slot)
         finally:
             slot.hand_back()
+
+    async def _lost(self, receipt: ReceiptView) -> None:
+        """The child's thread was there and is not any more: deleted, or left out of an export."""
+        accepted = receipt.accepted
+        self.place.report(self.live.id, NotFound(accepted.child or ""))
+        stop = f"its session {accepted.child!r} is gone, and so is what it has done"
+        await self._settle(accepted.call, entries.Receipt(receipt=receipt.id, state="failed", stop=stop), ())
 
     async def _drive_to_rest(self, name: str, receipt: ReceiptView, child: Actor, slot: Slot) -> None:
         while True:

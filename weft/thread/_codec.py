@@ -13,7 +13,7 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, from_json, to_json
 
 from weft.errors import Corrupt, NewerFormat, WrongCall
-from weft.thread.entries import KINDS, NAMES, Body, Entry, Head, Header
+from weft.thread.entries import FORMAT, KINDS, NAMES, Body, Entry, Head, Header
 
 _BODY = b',"body":'
 _KIND = b',"kind":"'
@@ -147,7 +147,7 @@ def decode_line(line: bytes, thread: str, position: int) -> Entry:
     """An entry from its line.
 
     Raises:
-        NewerFormat: The kind is unknown, or of a higher version.
+        NewerFormat: The kind is unknown, or of a higher version; a header whose thread is of a higher format.
         Corrupt: The line does not decode, or stands at another position.
     """
     start = line.find(_KIND) + len(_KIND)
@@ -159,8 +159,15 @@ def decode_line(line: bytes, thread: str, position: int) -> Entry:
             pass  # what is wrong with it is told below
         else:
             if entry.position == position:
-                return entry
-    return _decode_parts(line, thread, position)
+                return entry if position else _of_this_format(entry, thread)
+    entry = _decode_parts(line, thread, position)
+    return entry if position else _of_this_format(entry, thread)
+
+
+def _of_this_format(entry: Entry, thread: str) -> Entry:
+    if isinstance(entry.body, Header) and entry.body.format > FORMAT:
+        raise NewerFormat(f"thread {thread!r} has format {entry.body.format}, written by a newer weft; upgrade")
+    return entry
 
 
 def _decode_parts(line: bytes, thread: str, position: int) -> Entry:

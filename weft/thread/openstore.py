@@ -431,9 +431,12 @@ class OpenStore:
         return _approvals.made(live.view, (decision.request for decision in decisions))
 
     async def push_down(self, decision: entries.Decision) -> None:
-        """The same decision, level by level, to the thread that its request names."""
+        """The same decision, level by level, to the thread that its request names, if that is still there."""
         path: list[Live] = []
-        live = await self.live(thread_of(decision.request)).open()
+        try:
+            live = await self.live(thread_of(decision.request)).open()
+        except NotFound:
+            return
         while live.view.header.parent is not None:
             path.append(live)
             live = await self.live(live.view.header.parent).open()
