@@ -424,6 +424,35 @@ async def test_a_start_waits_for_whoever_migrates(path: Path, made: Make) -> Non
     await create(store)
 
 
+async def test_a_lock_that_is_not_given_up_fails_what_waits_for_it_and_the_store_can_be_left(
+    path: Path, opened: Open
+) -> None:
+    store = await opened(locked=0.01)
+    heads = {name: await create(store, name) for name in "xyz"}
+    with database(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        waits = [store.append(name, after(head, "one")[0], head, None, None) for name, head in heads.items()]
+        for wait in waits:
+            with pytest.raises(StoreFailed, match="another program keeps it locked"):
+                await wait
+        with pytest.raises(StoreFailed, match="another program keeps it locked"):
+            await store.renew([("x", 1)])
+        connection.execute("COMMIT")
+    assert (await store.append("x", after(heads["x"], "one")[0], heads["x"], None, None)).head.count == 2
+    with database(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        await store.stop()
+    assert proofs(path) == []
+
+
+async def test_a_lock_that_is_not_given_up_fails_a_start(path: Path, made: Make) -> None:
+    with database(path) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreFailed, match="another program keeps it locked"):
+            await made(locked=0.01).start()
+
+
 # A disk that refuses.
 
 

@@ -58,6 +58,8 @@ _READ_TIMEOUT = 5.0
 """Seconds that a reader waits, where the file is being recovered."""
 _RETRY = 0.0005
 """Seconds between tries while another process writes; SQLite's own busy handler starves a lone session."""
+_PAUSE = 0.005
+"""The same, to open."""
 
 
 @dataclass(slots=True)
@@ -176,18 +178,31 @@ class SQLiteStore:
             the event loop is blocked.
         synchronous: `FULL` survives power loss; `NORMAL` may lose the last commits then, never on a crash of
             the process, and never leaves a journal torn.
+        locked: Seconds that a write, or opening, waits for another program to give the file's lock up.
     """
 
     survives = True
     patience = 1.25 / 3
     """The part of a lease after which the loop, which renews every third of it, is taken to be blocked."""
 
-    def __init__(self, path: Path, *, owner: str, ttl: float, clock: Clock, synchronous: Synchronous = "FULL") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        owner: str,
+        ttl: float,
+        clock: Clock,
+        synchronous: Synchronous = "FULL",
+        locked: float = 30.0,
+    ) -> None:
         self.owner = owner
         self.ttl = ttl
         self._path = path
         self.clock = clock
         self._synchronous = synchronous
+        self._locked = locked
+        self._locked_out = False
+        """Whether the last wait for the lock was in vain: until there is one again, none is waited for."""
         self._alive = ProofOfLife(path, owner)
         self._jobs: queue.SimpleQueue[list[_Job | _Append] | None] = queue.SimpleQueue()
         self._gathered: list[_Job | _Append] = []
@@ -309,13 +324,15 @@ class SQLiteStore:
 
     async def _patiently(self) -> None:
         """Migrate, again and again while another process is at it."""
+        left = self._locked
         while True:
             try:
                 await self._migrate()
             except sqlite3.OperationalError as error:
-                if not _busy(error):
-                    raise StoreFailed(f"cannot open {self._path.name!r}: {error}") from error
-                await self.clock.sleep(0.005)
+                left -= _PAUSE
+                if not _busy(error) or left <= 0:
+                    raise StoreFailed(f"cannot open {self._path.name!r}: {error}{_whose(error)}") from error
+                await self.clock.sleep(_PAUSE)
             except sqlite3.DatabaseError as error:
                 raise WrongCall(f"cannot open {self._path.name!r}: {error}; {_way_out(error)}") from error
             else:
@@ -533,14 +550,18 @@ class SQLiteStore:
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         pause = threading.Event()
+        left = 0.0 if self._locked_out else self._locked
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if not _busy(error):
+                left -= _RETRY
+                self._locked_out = _busy(error) and left <= 0
+                if not _busy(error) or self._locked_out:
                     raise
                 pause.wait(_RETRY)
             else:
+                self._locked_out = False
                 return
 
     def _deliver(self, batch: list[_Job | _Append], outcomes: list[Outcome]) -> None:
@@ -659,7 +680,7 @@ class SQLiteStore:
 
 
 def _failed(cause: Exception) -> StoreFailed:
-    failure = StoreFailed(f"the store could not write: {cause}")
+    failure = StoreFailed(f"the store could not write: {cause}{_whose(cause)}")
     failure.__cause__ = cause
     return failure
 
@@ -727,6 +748,10 @@ def _way_out(error: sqlite3.DatabaseError) -> str:
     if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT:
         return "go back to a backup, or try `.recover` of SQLite's shell"
     return "is it another program's file?"
+
+
+def _whose(error: Exception) -> str:
+    return "; another program keeps it locked" if isinstance(error, sqlite3.OperationalError) and _busy(error) else ""
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
