@@ -6,10 +6,11 @@ from typing import Any, NewType, Protocol, TypedDict
 
 import pytest
 
-from weft import Agent, File, Message, Text, ToolCall, ToolResult, tool
-from weft.errors import WrongCall
-from weft.testing import Script, call, say
-from weft.thread import open_store
+from weft import Agent, File, Message, ModelFailed, Settings, Text, ToolCall, ToolResult, Usage, tool
+from weft.errors import InvalidDecision, WrongCall
+from weft.pool import Pool
+from weft.testing import CountingIds, ManualClock, Script, call, override, say
+from weft.thread import approve, deny, open_store
 
 
 @dataclass(frozen=True)
@@ -150,3 +151,80 @@ async def test_instructions_are_no_message_of_a_history() -> None:
     wrong: Any = "system"
     with pytest.raises(WrongCall, match=r"no message of role 'system'.*Agent\(instructions=…\)"):
         await Agent(Script()).run("Go on.", history=[Message(role=wrong, parts=(Text(text="Be brief."),))])
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_agent_has_a_name(name: str) -> None:
+    with pytest.raises(WrongCall, match="give it some text"):
+        Agent(Script(), name=name)
+
+
+async def test_a_file_without_bytes_or_url_is_no_input() -> None:
+    with pytest.raises(WrongCall, match=r"File\(data=…\)"):
+        await Agent(Script()).run([File(media_type="image/png")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"effort": "max"}, "one of minimal, low, medium, high"),
+    ],
+)
+def test_settings_that_no_provider_knows_are_refused(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Settings(**wrong)
+
+
+async def test_what_is_no_decision_is_refused_with_what_makes_one() -> None:
+    @tool(approval=True)
+    def pay() -> str:
+        return "paid"
+
+    async with open_store("memory:") as store:
+        session = await store.create(Agent(Script(call("pay"), say("done")), tools=[pay]))
+        await session.ask("go")
+        request: Any = session.pending[0]
+        for decide in (session.decide, store.decide):
+            with pytest.raises(InvalidDecision, match=r"by approve\(request\).*not Request"):
+                await decide(request)
+        for make in (approve, deny):
+            with pytest.raises(InvalidDecision, match=r"a request of session.pending, or its id; not NoneType"):
+                make(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("models", [{"desk": "openai:gpt-5"}, {Agent(Script()): Script()}, {"desk": Script}])
+def test_what_an_agent_is_overridden_with_is_a_model_by_the_agents_name(models: Any) -> None:
+    with pytest.raises(WrongCall), override(models):
+        raise AssertionError("not entered")
+
+
+def test_a_database_in_memory_is_none_of_sqlites() -> None:
+    with pytest.raises(WrongCall, match="use 'memory:'"):
+        open_store("sqlite:///:memory:")
+
+
+SHOWN = [
+    (File(media_type="image/png", data=b"x" * 1_000_000), "File(media_type='image/png', data=<1000000 bytes>)"),
+    (File(media_type="image/png", url="http://a.test/b"), "File(media_type='image/png', url='http://a.test/b')"),
+    (Usage(), "Usage()"),
+    (Usage(input_tokens=3, unknown=1), "Usage(input_tokens=3, unknown=1)"),
+    (tool(search), "Tool('search')"),
+    (Script(say("a")), "Script(1 reply)"),
+    (Script(say("a"), say("b")), "Script(2 replies)"),
+    (Pool(3), "Pool(3, depth=8)"),
+    (ManualClock(5.0), "ManualClock(5.0)"),
+    (CountingIds("b"), "CountingIds('b')"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), SHOWN)
+def test_what_is_shown_of_a_value_is_short(value: object, text: str) -> None:
+    assert repr(value) == text
+
+
+async def test_a_script_that_was_asked_too_often_shows_the_beginning_of_the_last_message() -> None:
+    with pytest.raises(ModelFailed) as failed:
+        await Agent(Script()).run("word " * 1000)
+    assert len(str(failed.value)) < 700

@@ -279,7 +279,7 @@ async def test_a_thread_takes_nothing_from_the_requests_without_one() -> None:
 async def test_a_request_past_the_end_fails_and_shows_what_was_asked(thread: str | None) -> None:
     script = Script(say("a"))
     await drain(script.stream(request(0, thread=thread)))
-    with pytest.raises(ModelError, match=r"has 1 replies and was asked for one more.*where is it\?") as past:
+    with pytest.raises(ModelError, match=r"has 1 reply and was asked for one more.*where is it\?") as past:
         await drain(script.stream(request(1, thread=thread, text="where is it?")))
     assert past.value.code == "MODEL_SCRIPT"
 
@@ -373,7 +373,7 @@ async def test_past_a_last_failure_is_past_the_end() -> None:
     await drain(script.stream(request()))
     with pytest.raises(OSError, match="x"):
         await drain(script.stream(request()))
-    with pytest.raises(ModelError, match="has 1 replies"):
+    with pytest.raises(ModelError, match="has 1 reply"):
         await drain(script.stream(request()))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from dataclasses import dataclass
+from json import JSONDecoder
 from typing import Annotated, Any
 
 import pytest
@@ -967,6 +968,22 @@ async def test_where_a_body_or_a_predicate_has_failed_is_logged_without_the_text
     told = {record.getMessage().split(" at ")[0]: record.getMessage() for record in caplog.records}
     assert set(told) == {"tool broken failed: OSError", "a call of tool gated was not made: KeyError"}
     assert all(f"{__file__}:" in text for text in told.values())
+
+
+async def test_where_a_library_has_failed_the_line_that_called_it_is_logged_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def parse() -> object:
+        """Parse."""
+        return JSONDecoder().decode("{secret")
+
+    await Agent(Script(call("parse"), say("x")), tools=[tool(parse)]).run("go")
+    (record,) = caplog.records
+    before, after = record.getMessage().split(", called from ")
+    assert before.startswith("tool parse failed: JSONDecodeError at ")
+    assert "decoder.py:" in before
+    assert after.startswith(f"{__file__}:")
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,29 @@ _overrides: ContextVar[Mapping[str, Model]] = ContextVar("weft_overrides", defau
 
 @contextmanager
 def overriding(models: Mapping[str, Model]) -> Iterator[None]:
-    """Within it, agents of these names use these models."""
+    """Within it, agents of these names use these models.
+
+    Raises:
+        WrongCall: A key is no name, or a value no model.
+    """
+    for name, model in models.items():
+        _given.instance("override's key, an agent's name,", name, str)
+        check_model(name, model)
     token = _overrides.set(MappingProxyType({**_overrides.get(), **models}))
     try:
         yield
     finally:
         _overrides.reset(token)
+
+
+def check_model(agent: str, model: object) -> None:
+    """Refuse what cannot be asked.
+
+    Raises:
+        WrongCall: It has not the methods of a `Model`.
+    """
+    if isinstance(model, type) or not hasattr(model, "stream"):
+        raise WrongCall(f"agent {agent!r}: {model!r} is no model; give 'openai:…', or an object with Model's methods")
 
 
 def empty_context() -> ContextVars:
@@ -210,12 +227,10 @@ class Agent(Generic[DepsT, OutputT]):
         description: str | None = None,
         compaction: Compaction | None = None,
     ) -> None:
-        if not isinstance(model, str) and (isinstance(model, type) or not hasattr(model, "stream")):
-            raise WrongCall(
-                f"agent {name!r}: {model!r} is no model; give 'openai:…', or an object with Model's methods"
-            )
+        if not isinstance(model, str):
+            check_model(name, model)
         self.model = model
-        self.name = _given.instance("name", name, str)
+        self.name = _given.named(name)
         self.instructions = _given.prompting(instructions)
         self.deps = _given.deps_type(deps)
         self.limits = _given.instance("limits", limits, Limits)
@@ -519,6 +534,9 @@ class RunStream(Generic[OutputT]):
         self._loop = loop
         self._log = log
         self._task: asyncio.Task[Result[OutputT]] | None = None
+
+    def __repr__(self) -> str:
+        return f"RunStream({self._loop.state.run!r})"
 
     async def __aenter__(self) -> Self:
         self._task = start_task(self._drive(), name="weft stream")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weft.errors import WrongCall
 from weft.messages import Message
 
-__all__ = ["conditions", "deps_type", "history", "instance", "listed", "optional", "permissions", "prompting"]
+__all__ = ["conditions", "deps_type", "history", "instance", "listed", "named", "optional", "permissions", "prompting"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,18 @@ def instance(name: str, given: object, kind: type[T]) -> T:
     if not isinstance(given, kind):
         raise WrongCall(f"{name}=… is {_a(kind.__name__)}, not {_kind(given)}")
     return given
+
+
+def named(given: object) -> str:
+    """A name.
+
+    Raises:
+        WrongCall: It is none.
+    """
+    name = instance("name", given, str)
+    if not name.strip():
+        raise WrongCall("name=… is what receipts, requests and override call the agent; give it some text")
+    return name
 
 
 def optional(name: str, given: object, kind: type[T]) -> T | None:

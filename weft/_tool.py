@@ -144,6 +144,9 @@ class Tool(Generic[DepsT_contra]):
     _signature: Signature
     _delegate: Delegate | None = None
 
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
     @property
     def schema_digest(self) -> str:
         """Of the arguments' schema, to tell whether a stored call still means the same."""

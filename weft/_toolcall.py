@@ -7,9 +7,11 @@ import hashlib
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from weft import _texts
@@ -25,6 +27,8 @@ Late: TypeAlias = Callable[[ToolCall, Callable[[], Coroutine[Any, Any, ToolResul
 """Told of a call whose result has come too late, and what makes it."""
 
 _log = logging.getLogger("weft")
+_LIBRARIES = (str(Path(traceback.__file__).parent), str(Path(__file__).parent), "<")
+"""Where the files begin that are Python's own, or weft's."""
 
 GRACE = 2.0
 """Seconds that a cancelled body gets to clean up."""
@@ -211,12 +215,22 @@ def _unexpected(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult
 
 
 def _where(error: Exception) -> str:
-    """The type of an exception, and where it was raised; not its text, which may hold anything."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return f"{type(error).__name__}{place}"
+    """The type of an exception, and where it was raised; not its text, which may hold anything.
+
+    Where that is in a library, also the application's own line that led there.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]
+    if not places:
+        return type(error).__name__
+    own = [place for place in places if not _is_library(place)]
+    led = f", called from {own[-1]}" if own and own[-1] != places[-1] else ""
+    return f"{type(error).__name__} at {places[-1]}{led}"
+
+
+def _is_library(place: str) -> bool:
+    """Whether code is Python's, weft's, or was installed."""
+    return "site-packages" in place or place.startswith(_LIBRARIES)
 
 
 _LATE = object()

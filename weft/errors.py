@@ -24,7 +24,7 @@ WeftError
 │   ├── RunFailed             the run failed; carries the partial result
 │   │   ├── LimitReached          a limit of the run was reached
 │   │   ├── NoOutput              the answer is not the structured output that was asked for
-│   │   └── ModelFailed           the model call failed; the provider's error is the cause
+│   │   └── ModelFailed           the model call failed; the `ModelError` is the cause
 │   ├── TurnCancelled         the turn was cancelled
 │   ├── Dropped               the queued message was dropped
 │   └── NoNext                the turn ended without a continuation
@@ -217,7 +217,11 @@ class NoOutput(RunFailed):
 
 
 class ModelFailed(RunFailed):
-    """Raised when a model call failed; the provider's error is `__cause__` where this process saw it."""
+    """Raised when a model call failed.
+
+    Where this process saw it, `__cause__` is what the model raised: a `ModelError`, whose own `__cause__` is the error
+    of the provider's SDK.
+    """
 
 
 class TurnCancelled(EndedOtherwise):

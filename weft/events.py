@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from weft.messages import Message, ToolCall, ToolResult, Usage
+from weft.messages import ErrorInfo, Message, ToolCall, ToolResult, Usage
 
 __all__ = [
     "ArgumentsDelta",
@@ -165,6 +165,8 @@ class TurnEnded:
     turn: str
     run: str
     outcome: str
+    error: ErrorInfo | None = None
+    """Why, where it has failed."""
     kind: Literal["turn_ended"] = "turn_ended"
 
 

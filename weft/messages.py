@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -116,6 +116,11 @@ class File:
     url: str | None = None
     kind: Literal["file"] = "file"
 
+    def __repr__(self) -> str:
+        """Without its bytes, which may be many."""
+        what = f"url={self.url!r}" if self.data is None else f"data=<{len(self.data)} bytes>"
+        return f"File(media_type={self.media_type!r}, {what})"
+
 
 Part: TypeAlias = Annotated[Text | ToolCall | ToolResult | Reasoning | File, Field(discriminator="kind")]
 
@@ -176,6 +181,8 @@ def _user_part(part: object) -> Text | File:
     if isinstance(part, Text):
         return Text(text=clean_text(part.text))
     if isinstance(part, File):
+        if part.data is None and part.url is None:
+            raise WrongCall("a File has its bytes, File(data=…), or is where its url says, File(url=…)")
         return part
     raise WrongCall(f"the parts of an input are Text and File, not {type(part).__name__}")
 
@@ -193,6 +200,11 @@ class Usage:
     """The part of `output_tokens` that was spent on reasoning."""
     unknown: int = 0
     """The number of model calls whose usage is not known (cut, crashed, not reported)."""
+
+    def __repr__(self) -> str:
+        """What is not zero."""
+        counts = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return f"Usage({', '.join(f'{name}={count!r}' for name, count in counts if count)})"
 
     def __add__(self, other: Usage) -> Usage:
         if other is NO_USAGE:

@@ -29,6 +29,9 @@ TOOL_CHOICES = frozenset({"auto", "none", "required"})
 """What a tool choice says that names no tool."""
 
 
+EFFORTS = ("minimal", "low", "medium", "high")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to ask. What is None is left to the provider."""
@@ -52,6 +55,10 @@ class Settings:
     """Fields of the provider's own request body, put in last and as they are."""
 
     def __post_init__(self) -> None:
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise ValueError("Settings(temperature=…) is a number from 0 on, or None")
+        if self.effort not in (None, *EFFORTS):
+            raise ValueError(f"Settings(effort=…) is one of {', '.join(EFFORTS)}, or None")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError("Settings(max_tokens=…) is at least 1, or None")
         if self.idle is not None and not 0 < self.idle < float("inf"):

@@ -911,7 +911,8 @@ STATUSES = [
         404,
         {"type": "not_found_error", "details": {"error_code": "model_not_found"}},
         "MODEL_REQUEST",
-        "the server answered 404 (not_found_error, model_not_found)",
+        "the server answered 404 (not_found_error, model_not_found); check that model.test has the model "
+        f"{MODEL!r}, and the base URL's path",
     ),
     (408, {}, "MODEL_TIMEOUT", "the server answered 408"),
     (413, {"type": "request_too_large"}, "MODEL_REQUEST", "the server answered 413 (request_too_large)"),
@@ -1041,7 +1042,8 @@ async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer
 
 async def test_a_page_instead_of_a_stream_is_no_answer() -> None:
     failure = await Server(lambda: httpx2.Response(200, html="<p>Log in</p>")).failure()
-    assert failure.code == "MODEL_CUT"
+    text = "model.test answered with a web page: check the base URL"
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
 
 
 async def test_any_other_error_of_the_sdk_is_named_by_its_type() -> None:

@@ -497,7 +497,13 @@ STATUSES = [
         f"the server answered 401 (invalid_request_error, invalid_api_key){REFUSED_KEY}",
     ),
     (403, {}, "MODEL_AUTH", "the server answered 403"),
-    (404, {"code": "model_not_found"}, "MODEL_REQUEST", "the server answered 404 (model_not_found)"),
+    (
+        404,
+        {"code": "model_not_found"},
+        "MODEL_REQUEST",
+        "the server answered 404 (model_not_found); check that model.test has the model 'gpt-5', "
+        "and the base URL's path",
+    ),
     (408, {}, "MODEL_TIMEOUT", "the server answered 408"),
     (422, {"type": ["odd"]}, "MODEL_REQUEST", "the server answered 422"),
     (402, {}, "MODEL_QUOTA", "the server answered 402"),
@@ -632,6 +638,38 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
         await anext(OpenAIChat("gpt-5").stream(asked()))
     assert caught.value.code == "MODEL_AUTH"
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
+
+
+async def test_a_web_page_is_told_from_a_reply() -> None:
+    failure = await Server(lambda: httpx2.Response(200, html="<p>Log in</p>")).failure()
+    assert (failure.code, str(failure)) == (
+        "MODEL_SERVER",
+        "model.test answered with a web page: check the base URL",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "scheme", "why"),
+    [
+        (KEY, "", "UnsupportedProtocol"),
+        (f"{KEY}\n", "http://", "LocalProtocolError"),
+        (f"{KEY}é", "http://", "UnicodeEncodeError"),
+    ],
+)
+async def test_an_address_or_key_of_which_no_request_can_be_made_is_not_tried_again(
+    key: str, scheme: str, why: str
+) -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        client = AsyncOpenAI(api_key=key, base_url=f"{scheme}{host}:{port}/v1", max_retries=0)
+        with pytest.raises(ModelError) as caught:
+            await anext(OpenAIChat("gpt-5", client=client).stream(asked()))
+        await client.close()
+    text = f"no request could be made ({why}): check the base URL, and the key of the client"
+    assert (caught.value.code, str(caught.value)) == ("MODEL_REQUEST", text)
 
 
 async def test_a_refused_key_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

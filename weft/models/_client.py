@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
 from weft.model import ModelError
+from weft.models._errors import Asked
 
 __all__ = ["Clients", "check_allowed"]
 
@@ -22,7 +23,8 @@ def check_allowed() -> None:
         ModelError: `WEFT_MODEL_REQUESTS` is `deny`.
     """
     if os.environ.get("WEFT_MODEL_REQUESTS") == "deny":
-        raise ModelError("model requests are refused here: WEFT_MODEL_REQUESTS=deny", code="MODEL_DENIED")
+        text = "model requests are refused here: WEFT_MODEL_REQUESTS=deny; in a test, override the agent with a Script"
+        raise ModelError(text, code="MODEL_DENIED")
 
 
 class Clients(Generic[C]):
@@ -42,6 +44,10 @@ class Clients(Generic[C]):
         self._given = given
         self.key = variable if given is None else "the key of the client"
         self._owned: dict[asyncio.AbstractEventLoop, tuple[C, AsyncGenerator[C]]] = {}
+
+    def asked(self, netloc: bytes, model: str) -> Asked:
+        """Who is asked for this model, for the words of an error; an address that names no host says so."""
+        return Asked(netloc.decode("ascii") or "the server, whose URL names no host,", self.key, model)
 
     async def here(self) -> C:
         """The client of the running loop. Raises whatever making one raises."""

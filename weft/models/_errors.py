@@ -10,12 +10,26 @@ from email.utils import parsedate_to_datetime
 
 from weft.model import ModelError
 
-__all__ = ["UNREADABLE", "Asked", "connection_failed", "retry_after", "status_code", "timed_out", "told", "unreadable"]
+__all__ = [
+    "UNREADABLE",
+    "Asked",
+    "check_page",
+    "connection_failed",
+    "hint",
+    "not_made",
+    "retry_after",
+    "status_code",
+    "timed_out",
+    "told",
+    "unreadable",
+]
 
 _SAFE_WORD = re.compile(r"[A-Za-z_]{1,64}|\d{1,5}")
 """What an error's type or code looks like, and a key does not."""
 _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _QUOTA_WORDS = frozenset({"insufficient_quota", "billing_error"})
+_NOT_SENT = frozenset({"InvalidURL", "LocalProtocolError", "UnsupportedProtocol"})
+"""What the HTTP library raises before it connects."""
 UNREADABLE = "the server's reply could not be read"
 
 
@@ -26,10 +40,12 @@ class Asked:
     Attributes:
         server: The host, and the port unless it is the usual one; nothing else of the address.
         key: What to look at when the key is refused: the name of a variable, or that it is the client's own.
+        model: The model's name.
     """
 
     server: str
     key: str
+    model: str
 
 
 def status_code(status: int) -> str:
@@ -54,7 +70,7 @@ def told(
     *,
     too_long: bool = False,
     wait: float | None = None,
-    asked: Asked | None = None,
+    hint: str = "",
 ) -> ModelError:
     """A failure that the server reported.
 
@@ -64,7 +80,7 @@ def told(
         words: The vendor's words for it; those that could quote something secret are left out.
         too_long: Whether the vendor's message says that the request does not fit the context window.
         wait: Seconds that the server asks to wait.
-        asked: Who refused the key, if that is what happened.
+        hint: What to look at.
     """
     safe = [word for word in words if isinstance(word, str) and _SAFE_WORD.fullmatch(word)]
     if too_long or not _CONTEXT_WORDS.isdisjoint(safe):
@@ -74,8 +90,18 @@ def told(
     elif any(word.startswith("rate_limit") for word in safe):
         code = "MODEL_RATE_LIMIT"
     shown = f"{text} ({', '.join(safe)})" if safe else text
-    hint = "" if asked is None else f"; check {asked.key}, and that it is a key of {asked.server}"
     return ModelError(shown + hint, code=code, retry_after=wait)
+
+
+def hint(status: int, asked: Asked) -> str:
+    """What to look at after this status."""
+    match status:
+        case 401:
+            return f"; check {asked.key}, and that it is a key of {asked.server}"
+        case 404:
+            return f"; check that {asked.server} has the model {asked.model!r}, and the base URL's path"
+        case _:
+            return ""
 
 
 def timed_out(asked: Asked) -> ModelError:
@@ -83,9 +109,27 @@ def timed_out(asked: Asked) -> ModelError:
     return ModelError(f"{asked.server} did not answer in time", code="MODEL_TIMEOUT")
 
 
-def connection_failed(asked: Asked) -> ModelError:
-    """No connection, or it was lost."""
+def connection_failed(asked: Asked, cause: BaseException | None = None) -> ModelError:
+    """No connection, or it was lost; or `cause` says that none was tried."""
+    if cause is not None and type(cause).__name__ in _NOT_SENT:
+        return not_made(cause, asked)
     return ModelError(f"the connection to {asked.server} failed", code="MODEL_CONNECTION")
+
+
+def not_made(error: BaseException, asked: Asked) -> ModelError:
+    """No request could be made of what was given: an address without a scheme, a key that no header can hold."""
+    text = f"no request could be made ({type(error).__name__}): check the base URL, and {asked.key}"
+    return ModelError(text, code="MODEL_REQUEST")
+
+
+def check_page(headers: Mapping[str, str], asked: Asked) -> None:
+    """Refuse a web page in place of a reply, such as that of a proxy, or of another service.
+
+    Raises:
+        ModelError: It is one.
+    """
+    if headers.get("content-type", "").startswith("text/html"):
+        raise ModelError(f"{asked.server} answered with a web page: check the base URL", code="MODEL_SERVER")
 
 
 def unreadable() -> ModelError:

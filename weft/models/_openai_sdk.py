@@ -11,7 +11,17 @@ from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 from weft.model import ModelError, Settings
 from weft.models._client import Clients
-from weft.models._errors import Asked, connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._errors import (
+    Asked,
+    connection_failed,
+    hint,
+    not_made,
+    retry_after,
+    status_code,
+    timed_out,
+    told,
+    unreadable,
+)
 
 __all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "count_of", "extra_body", "failed", "model_errors"]
 
@@ -52,18 +62,14 @@ def count_of(counted: object, name: str) -> int:
 
 
 @contextmanager
-def model_errors(client: AsyncOpenAI, key: str) -> Iterator[None]:
-    """Turn the SDK's errors into ones that are safe to store.
-
-    Args:
-        client: Who asks; its server is named.
-        key: Where its key comes from.
-    """
+def model_errors(asked: Asked) -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store."""
     try:
         yield
     except OpenAIError as error:
-        asked = Asked(client.base_url.netloc.decode("ascii"), key)
         raise _model_error(error, asked) from error
+    except UnicodeEncodeError as error:  # a key that no header can hold
+        raise not_made(error, asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
         raise unreadable() from error
 
@@ -74,7 +80,7 @@ def _model_error(error: OpenAIError, asked: Asked) -> ModelError:
         case APITimeoutError():
             return timed_out(asked)
         case APIConnectionError():
-            return connection_failed(asked)
+            return connection_failed(asked, error.__cause__)
         case APIStatusError():
             return _refused(error, asked)
         case APIError():  # in the middle of a stream
@@ -91,7 +97,7 @@ def _refused(error: APIStatusError, asked: Asked) -> ModelError:
         (error.type, error.code),
         too_long=_too_long(error.message),
         wait=retry_after(error.response.headers),
-        asked=asked if status == 401 else None,
+        hint=hint(status, asked),
     )
 
 

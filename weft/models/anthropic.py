@@ -47,7 +47,18 @@ from weft.model import (
 )
 from weft.models._anthropic_body import PROVIDER, body_of
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import Asked, connection_failed, retry_after, status_code, timed_out, told, unreadable
+from weft.models._errors import (
+    Asked,
+    check_page,
+    connection_failed,
+    hint,
+    not_made,
+    retry_after,
+    status_code,
+    timed_out,
+    told,
+    unreadable,
+)
 from weft.models._windows import ANTHROPIC, window_of
 
 __all__ = ["AnthropicMessages"]
@@ -104,9 +115,11 @@ class AnthropicMessages:
         body = _arguments(body_of(self._model, request))
         client = await self._client()
         reply = _Reply()
-        with _model_errors(client, self._clients.key):
+        asked = self._clients.asked(client.base_url.netloc, self._model)
+        with _model_errors(asked):
             if request.settings.stream:
                 async with await client.messages.create(**body, stream=True) as events:
+                    check_page(events.response.headers, asked)
                     async for event in events:
                         for told_event in reply.take_event(event):
                             yield told_event
@@ -353,9 +366,8 @@ def _usage(spent: dict[str, int]) -> Usage | None:
 
 
 @contextmanager
-def _model_errors(client: AsyncAnthropic, key: str) -> Iterator[None]:
-    """Turn the SDK's errors into ones that are safe to store; name the client's server, and where its key is from."""
-    asked = Asked(client.base_url.netloc.decode("ascii"), key)
+def _model_errors(asked: Asked) -> Iterator[None]:
+    """Turn the SDK's errors into ones that are safe to store."""
     try:
         yield
     except AnthropicError as error:
@@ -363,7 +375,9 @@ def _model_errors(client: AsyncAnthropic, key: str) -> Iterator[None]:
     except httpx2.TimeoutException as error:  # the SDK lets these through while it streams
         raise timed_out(asked) from error
     except httpx2.TransportError as error:
-        raise connection_failed(asked) from error
+        raise connection_failed(asked, error) from error
+    except UnicodeEncodeError as error:  # a key that no header can hold
+        raise not_made(error, asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError, httpx2.DecodingError) as error:
         raise unreadable() from error
 
@@ -374,22 +388,21 @@ def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
         case APITimeoutError():
             return timed_out(asked)
         case APIConnectionError():
-            return connection_failed(asked)
+            return connection_failed(asked, error.__cause__)
         case APIStatusError(status_code=status) if status >= 400:
-            refuser = asked if status == 401 else None
-            return _told(f"the server answered {status}", error, status_code(status), refuser)
+            return _told(f"the server answered {status}", error, status_code(status), hint(status, asked))
         case APIStatusError():  # in the middle of a stream
-            return _told("the server reported an error", error, _code_of(error.type), None)
+            return _told("the server reported an error", error, _code_of(error.type), "")
         case _:
             return ModelError(f"the SDK refused the call ({type(error).__name__})", code="MODEL_REQUEST")
 
 
-def _told(text: str, error: APIStatusError, code: str, asked: Asked | None) -> ModelError:
+def _told(text: str, error: APIStatusError, code: str, hint: str) -> ModelError:
     too_long = "prompt is too long" in error.message or "exceed context limit" in error.message
     if "credit balance is too low" in error.message:  # an invalid_request_error, by its type
         code = "MODEL_QUOTA"
     wait = retry_after(error.response.headers)
-    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait, asked=asked)
+    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait, hint=hint)
 
 
 def _code_of(word: object) -> str:

@@ -30,7 +30,7 @@ from weft.model import (
     ToolDefinition,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import unreadable
+from weft.models._errors import check_page, unreadable
 from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, count_of, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
@@ -85,10 +85,12 @@ class OpenAIChat:
         client = await client_here(self._clients)
         completions = client.chat.completions
         reply = _Reply()
-        with model_errors(client, self._clients.key):
+        asked = self._clients.asked(client.base_url.netloc, self._model)
+        with model_errors(asked):
             if request.settings.stream:
                 answer = completions.create(**body, stream=True, stream_options={"include_usage": True})
                 async with await answer as chunks:
+                    check_page(chunks.response.headers, asked)
                     async for chunk in chunks:
                         for event in reply.take_chunk(chunk):
                             yield event

@@ -46,7 +46,7 @@ from weft.model import (
     WholeCall,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import unreadable
+from weft.models._errors import check_page, unreadable
 from weft.models._openai_sdk import (
     KEY,
     Json,
@@ -116,10 +116,12 @@ class OpenAIResponses:
         body = _body(self._model, request)
         client = await client_here(self._clients)
         reply = _Reply()
-        with model_errors(client, self._clients.key):
+        asked = self._clients.asked(client.base_url.netloc, self._model)
+        with model_errors(asked):
             answer = await self._ask(client.responses, body, request.settings.stream)
             if isinstance(answer, AsyncStream):
                 async with answer as events:
+                    check_page(answer.response.headers, asked)
                     async for event in events:
                         for given in reply.take_event(event):
                             yield given

@@ -11,7 +11,7 @@ from weft._tool import Tool, delegating
 from weft._toolcall import call_user_code
 from weft.errors import WrongCall
 from weft.pool._slots import Slots
-from weft.thread._approvals import Decision
+from weft.thread._approvals import Decision, checked
 from weft.thread._receipts import Receipt
 from weft.thread._view import thread_of
 from weft.thread.session import Session
@@ -75,6 +75,9 @@ class Pool:
         self.depth = depth
         self._slots = Slots(limit)
 
+    def __repr__(self) -> str:
+        return f"Pool({self.limit}, depth={self.depth})"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -124,6 +127,7 @@ class Pool:
         """
         if not decisions:
             return await self._pump(session)
+        checked(decisions)
         first = next((d.request for d in decisions if thread_of(d.request) != session.id), None)
         child = None if first is None else await session._decider.live(thread_of(first)).open()
         parked = None if child is None or child.view.run is None else child.view.run.turn

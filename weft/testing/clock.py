@@ -31,6 +31,9 @@ class ManualClock:
         self._timers: list[tuple[float, int, _Timer]] = []
         self._order = count()
 
+    def __repr__(self) -> str:
+        return f"ManualClock({self._now!r})"
+
     def now(self) -> float:
         """Seconds since the epoch."""
         return self._now
@@ -97,6 +100,9 @@ class CountingIds:
     def __init__(self, prefix: str = "a") -> None:
         self._prefix = prefix
         self._count = count(1)
+
+    def __repr__(self) -> str:
+        return f"CountingIds({self._prefix!r})"
 
     def new(self) -> str:
         """The next id."""

@@ -35,6 +35,9 @@ __all__ = [
     "think",
 ]
 
+_SHOWN = 500
+"""Characters of a message in an error."""
+
 SPENT = Usage(input_tokens=10, output_tokens=5)
 """What a reply reports unless told otherwise."""
 
@@ -302,9 +305,17 @@ class Script:
         return place.reply
 
     def _past_the_end(self, request: ModelRequest) -> str:
+        replies = self._count()
+        last = repr(request.messages[-1]) if len(request.messages) else "none"
+        shown = last if len(last) <= _SHOWN else f"{last[:_SHOWN]}…"
+        return f"the script has {replies} and was asked for one more; the last message was {shown}"
+
+    def _count(self) -> str:
         replies = sum(place.reply is not None for place in self._places)
-        last = request.messages[-1] if len(request.messages) else None
-        return f"the script has {replies} replies and was asked for one more; the last message was {last!r}"
+        return "1 reply" if replies == 1 else f"{replies} replies"
+
+    def __repr__(self) -> str:
+        return f"Script({self._count()})"
 
     # -- what it gives
 

@@ -52,8 +52,17 @@ class Decision:
     by: str | None = None
 
 
+_HOW = "by approve(request), deny(request) or resolve(request, content)"
+
+
 def _id(request: Request | str) -> str:
-    return request if isinstance(request, str) else request.id
+    if isinstance(request, str):
+        return request
+    if not isinstance(request, Request):  # whoever calls may have no type checker
+        raise InvalidDecision(
+            f"what is decided is a request of session.pending, or its id; not {type(request).__name__}"
+        )
+    return request.id
 
 
 def approve(request: Request | str, *, by: str | None = None) -> Decision:
@@ -99,6 +108,17 @@ def pending(view: View) -> tuple[Request, ...]:
     return tuple(public(view.requests[name]) for name in view.undecided)
 
 
+def checked(decisions: Iterable[Decision]) -> None:
+    """Refuse what is no decision; whoever calls may have no type checker.
+
+    Raises:
+        InvalidDecision: One is something else, such as a request.
+    """
+    for given in decisions:
+        if not isinstance(given, Decision):
+            raise InvalidDecision(f"a decision is made of a request, {_HOW}; not {type(given).__name__}")
+
+
 def decide(view: View, decisions: Sequence[Decision], ids: Sequence[str], now: float) -> Plan | None:
     """Record decisions: all of them, or none. None where all were recorded before.
 
@@ -116,7 +136,7 @@ def decide(view: View, decisions: Sequence[Decision], ids: Sequence[str], now: f
         InvalidDecision: The request does not allow this outcome.
     """
     if not decisions:
-        raise InvalidDecision("give at least one decision: approve(request), deny(request), resolve(request, …)")
+        raise InvalidDecision(f"give at least one decision, {_HOW}")
     if view.header.parent is not None:
         raise DecideAtRoot(decisions[0].request, view.header.root)
     if len({decision.request for decision in decisions}) < len(decisions):

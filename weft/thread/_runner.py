@@ -420,7 +420,7 @@ class TurnRunner:
             if self.live.runner is self:
                 self.live.runner = None
             if self.log.taken is None:  # else its events go on with those of the journal
-                self.log.events.push(TurnEnded(turn=self.turn, run=started.run, outcome=self.outcome()))
+                self.log.events.push(self._told_end(started.run))
             self.log.events.close()
             self._over = True
             self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
@@ -436,6 +436,10 @@ class TurnRunner:
         if self._waiter is None:
             self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiter])
+
+    def _told_end(self, run: str) -> TurnEnded:
+        end = self.live.view.ended.get(self.turn)
+        return TurnEnded(turn=self.turn, run=run, outcome=self.outcome(), error=None if end is None else end.error)
 
     def outcome(self) -> str:
         """How the turn ended, as its journal says; `lost` where it has no end."""

@@ -398,6 +398,7 @@ class OpenStore:
         self.check_open()
         if not decisions:
             raise InvalidDecision("give at least one decision: approve(request), deny(request), resolve(request, …)")
+        _approvals.checked(decisions)
         roots: dict[str, list[_approvals.Decision]] = {}
         for decision in decisions:
             roots.setdefault(await self._root_of(decision.request), []).append(decision)
@@ -687,6 +688,8 @@ def _store(
         return where
     if where == "memory:":
         return MemoryStore(Memory(), owner=owner, ttl=lease, clock=clock, survives=False)
+    if where == "sqlite:///:memory:":
+        raise WrongCall("no SQLite database is kept in memory; use 'memory:'")
     if where.startswith("sqlite:///") and len(where) > len("sqlite:///"):
         return SQLiteStore(
             Path(where.removeprefix("sqlite:///")).absolute(),

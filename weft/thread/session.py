@@ -257,6 +257,7 @@ class Session(Generic[OutputT]):
             Changed: The agent given now has no tool for an approved call any more.
         """
         self._decider.check_open()
+        _approvals.checked(decisions)
         turn = self._parked_turn()
         made = await self._decider.record_decisions(self._live, decisions)
         await self._carry_down(made)

@@ -319,7 +319,9 @@ class SQLiteStore:
         try:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise WrongCall(f"cannot open {self._path.name!r}: {error.strerror}") from error
+            folder = self._path.parent
+            why = error.strerror if folder.is_dir() else f"there is no folder {str(folder)!r}; make it first"
+            raise WrongCall(f"cannot open {self._path.name!r}: {why}") from error
         os.close(descriptor)
 
     async def _patiently(self) -> None:

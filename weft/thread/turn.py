@@ -300,7 +300,7 @@ class _Durable:
         return [] if begins or body.source is not None else [Steered(run=self._run, message=body.message)]
 
     def _ended(self, body: entries.TurnEnded) -> list[Event]:
-        last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome)
+        last = TurnEnded(turn=body.turn, run=self._run, outcome=body.outcome, error=body.error)
         end = self._watch.live.view.ended.get(body.turn)
         if body.outcome == "parked":
             calls = self._calls if end is None else end.history[-1].calls  # a branch parks at calls of an earlier run

@@ -22,6 +22,9 @@ class Watch:
         self._until = until
         self._ready: deque[Entry] = deque()
 
+    def __repr__(self) -> str:
+        return f"Watch({self.live.id!r}, after={self._next})"
+
     def __aiter__(self) -> AsyncIterator[Entry]:
         return self
 
