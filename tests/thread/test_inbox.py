@@ -431,6 +431,30 @@ async def test_several_steers_join_in_order_and_before_what_was_queued_later(pla
     nothing_is_unread(session)
 
 
+async def test_a_steer_that_was_sent_before_an_interrupt_does_not_join_its_turn(place: Place) -> None:
+    """It was meant for the run that was interrupted, and would have the last word in the one that overrules it."""
+    body, later = Body(effect="none"), Body("later", effect="none")
+    agent = Agent(Seen(call("act"), call("later"), *echoes()), tools=[body.tool, later.tool])
+    session = await place.one.create(agent)
+    await session.send("go")
+    await body.started.wait()
+    await session.send("make it blue", policy="steer")
+    interrupts = await session.send("stop: make it red", policy="interrupt")
+    await later.started.wait()
+    await session.send("and round", policy="steer")
+    runs, again = session._live.view.run, place.view(session.id).run
+    assert runs is not None
+    assert again is not None
+    assert len(again.overruled) == 1
+    assert again.overruled == runs.overruled
+    later.release.set()
+    body.release.set()
+    await come_to_rest(place, session)
+    assert users(session) == ["go", "stop: make it red", "and round", "make it blue"]
+    assert (await place.outcome(interrupts.wait())).text == "read go, stop: make it red, and round"
+    nothing_is_unread(session)
+
+
 # Runs that are about to end.
 
 

@@ -66,11 +66,15 @@ def queued(view: View, *, owner: str, limits: Limits) -> Plan | None:
 
 
 def steers(view: View) -> list[tuple[str, Message]]:
-    """What waits for a running turn's next drain point, in order: items and messages."""
+    """What waits for a running turn's next drain point, in order: items and messages.
+
+    Not what was sent before the message that began it: that was meant for an earlier run, and would be the last word.
+    """
+    overruled = () if view.run is None else view.run.overruled
     return [
         (name, inbox.message)
         for name, inbox in view.queue.items()
-        if inbox.policy == "steer" and inbox.message is not None
+        if inbox.policy == "steer" and inbox.message is not None and name not in overruled
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal, NamedTuple, assert_never
 
 from weft._limits import START, Limits, Progress
@@ -75,6 +76,8 @@ class RunView:
     """It is to end, and why: somebody has cancelled it, or a new message interrupts it. Stays in force."""
     calls: dict[str, CallView] = field(default_factory=dict)
     """The calls of the last assistant message, in order."""
+    overruled: tuple[str, ...] = ()
+    """What waits and was sent before the message that it began with, which went first since it interrupts."""
 
 
 @dataclass(slots=True)
@@ -479,6 +482,8 @@ def _said(view: View, entry: Entry, body: Said) -> None:
         return
     if run is not None and run.progress is START:
         run.text, run.calls = "", {}  # it begins with this message: what stood open before is not its own
+        if body.item in view.queue:
+            run.overruled = tuple(takewhile(lambda name: name != body.item, view.queue))
     if run is not None and body.source == "correction":
         run.progress = run.progress.corrected()
     turn = "" if run is None else run.turn
