@@ -431,6 +431,13 @@ async def test_several_steers_join_in_order_and_before_what_was_queued_later(pla
     nothing_is_unread(session)
 
 
+async def test_what_is_sent_without_an_agent_runs_where_somebody_else_here_has_one(place: Place) -> None:
+    session = await place.one.create(Agent(Seen(*echoes())))
+    turn = await (await place.one.open(session.id)).send("hello")
+    assert (await place.outcome(turn.wait())).text == "read hello"
+    at_rest(place)
+
+
 async def test_a_steer_that_was_sent_before_an_interrupt_does_not_join_its_turn(place: Place) -> None:
     """It was meant for the run that was interrupted, and would have the last word in the one that overrules it."""
     body, later = Body(effect="none"), Body("later", effect="none")

@@ -58,6 +58,13 @@ def see_to(live: Live) -> None:
         live.world.spawn(_see_to(live), name=f"weft cancel {live.id}")
 
 
+def see_to_sent(live: Live) -> None:
+    """The same after a message was sent without an agent; and run it, where somebody else here has one."""
+    see_to(live)
+    if live.view.run is None and live.keeper() is not None:
+        live.world.spawn(_go_on(live), name=f"weft queue {live.id}")
+
+
 async def _see_to(live: Live) -> None:
     outcome = await persisting(live.world.clock, "child", partial(end, live))
     if isinstance(outcome, Contained) and not isinstance(outcome.cause, Closed | NotFound):

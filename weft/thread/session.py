@@ -235,10 +235,10 @@ class Session(Generic[OutputT]):
             await self._live.refresh()
         plan = await self._live.command(
             lambda view: _inbox.send(view, message, key, policy=policy, first=None),
-            lambda _: _cancelling.see_to(self._live),  # it may interrupt what runs elsewhere
+            lambda _: _cancelling.see_to_sent(self._live),  # it may interrupt what runs elsewhere
         )
         if plan is None:
-            _cancelling.see_to(self._live)
+            _cancelling.see_to_sent(self._live)
         return known_turn(self._live, key) if plan is None else Turn(self._live, item=plan.ids[0])
 
     async def decide(self, *decisions: _approvals.Decision) -> Turn[OutputT]:
