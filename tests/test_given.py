@@ -153,6 +153,12 @@ async def test_instructions_are_no_message_of_a_history() -> None:
         await Agent(Script()).run("Go on.", history=[Message(role=wrong, parts=(Text(text="Be brief."),))])
 
 
+async def test_instructions_are_text_that_can_be_sent() -> None:
+    script = Script(say("a"))
+    await Agent(script, instructions="Be \ud800 kind.").run("hi")
+    assert script.requests[0].instructions == "Be \ufffd kind."
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_agent_has_a_name(name: str) -> None:
     with pytest.raises(WrongCall, match="give it some text"):

@@ -733,6 +733,18 @@ async def test_a_stream_must_be_entered() -> None:
         await run.result()
 
 
+async def test_a_stream_is_entered_once() -> None:
+    script = Script(say("a"))
+    stream = Agent(script).stream("hi")
+    async with stream as run:
+        assert (await run.result()).text == "a"
+        with pytest.raises(WrongCall, match="entered once"):
+            await stream.__aenter__()
+    with pytest.raises(WrongCall, match="entered once"):
+        await stream.__aenter__()
+    assert len(script.requests) == 1
+
+
 async def test_a_stream_that_was_never_entered_may_be_left() -> None:
     run = Agent(Script(say("x"))).stream("hi")
     await run.__aexit__(None, None, None)

@@ -614,3 +614,24 @@ async def test_every_crash_point_of_a_limited_run_holds(capsys: pytest.CaptureFi
 def test_limits_that_make_no_sense_are_refused(wrong: Callable[[], Limits]) -> None:
     with pytest.raises(ValueError, match="Limits"):
         wrong()
+
+
+class Undecided:
+    """Has no truth, as an array of several numbers."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+
+async def test_an_answer_without_a_truth_fails_the_run() -> None:
+    unsure: Any = lambda step: Undecided()  # noqa: E731
+    with pytest.raises(RunFailed) as failed:
+        await Agent(Script(call("look", item=1), say("never")), tools=[look], stop_when=unsure).run("go")
+    assert str(failed.value) == "the stop condition failed (ValueError)"
+
+
+async def test_a_predicate_without_a_truth_fails_its_call() -> None:
+    unsure: Any = Undecided
+    gated = tool(name="gated", approval=unsure)(lambda: None)
+    result = await Agent(Script(call("gated"), say("I see.")), tools=[gated]).run("go")
+    assert result.messages[2].results[0].code == "INTERNAL"

@@ -539,6 +539,8 @@ class RunStream(Generic[OutputT]):
         return f"RunStream({self._loop.state.run!r})"
 
     async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise WrongCall("a stream is entered once; make another one by agent.stream(…)")
         self._task = start_task(self._drive(), name="weft stream")
         return self
 

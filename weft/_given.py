@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from weft.errors import WrongCall
-from weft.messages import Message
+from weft.messages import Message, clean_text
 
 __all__ = ["conditions", "deps_type", "history", "instance", "listed", "named", "optional", "permissions", "prompting"]
 
@@ -79,7 +79,9 @@ def prompting(given: str | Callable[..., Any] | None) -> str | Callable[..., Any
     Raises:
         WrongCall: They are neither text nor a function.
     """
-    if given is None or isinstance(given, str) or callable(given):
+    if isinstance(given, str):
+        return clean_text(given)
+    if given is None or callable(given):
         return given
     raise WrongCall(f"instructions=… is text, or a function of a Context, not {_kind(given)}")
 

@@ -55,7 +55,7 @@ from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result
 from weft._setup import Recorder, Setup, Slot, StepInfo
-from weft._toolcall import call_user_code
+from weft._toolcall import call_user_code, truth_of
 from weft.errors import WrongCall
 from weft.events import Event
 from weft.messages import UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
@@ -604,11 +604,11 @@ class RunLoop:
         if message is not None and message.calls:
             step = StepInfo(step=self.state.progress.steps, message=message, results=results, usage=self.state.usage)
             for condition in self.setup.stop_when:
-                answer = await contain("approver", call_user_code(partial(condition, step)))
+                answer = await contain("approver", truth_of(partial(condition, step)))
                 if isinstance(answer, Contained):
                     self.cause = answer.cause
                     return StopChecked(stop=False, error=_broken("stop condition", answer.cause))
-                stop = stop or bool(answer)
+                stop = stop or answer
         return StopChecked(stop=stop)
 
     async def _ask_with_room(self) -> Replied:

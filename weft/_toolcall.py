@@ -105,8 +105,12 @@ async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained
     predicate = tool.approval
     if isinstance(predicate, bool):
         return predicate
-    answer = await contain("approver", call_user_code(partial(predicate, **arguments)))
-    return answer if isinstance(answer, Contained) else bool(answer)
+    return await contain("approver", truth_of(partial(predicate, **arguments)))
+
+
+async def truth_of(function: Callable[[], Any]) -> bool:
+    """Whether a user's function says yes; what it gives may have a truth of its own, which may fail."""
+    return bool(await call_user_code(function))
 
 
 async def call_user_code(function: Callable[[], Any]) -> Any:

@@ -582,9 +582,19 @@ async def test_a_connection_that_breaks_in_a_stream_is_a_typed_error(error: Exce
     assert body.closed
 
 
-@pytest.mark.parametrize("line", [b"data: {no json\n\n", b"data: \xff\n\n"])
-async def test_a_chunk_that_cannot_be_read_is_a_typed_error(line: bytes) -> None:
-    server = Server(lambda: httpx2.Response(200, content=sse(*HELLO) + line))
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{no json",
+        b"\xff",
+        b"5",
+        b'{"choices": [{"delta": {"content": ["x"]}}]}',
+        b'{"choices": [{"delta": {"tool_calls": [null]}}]}',
+        b'{"choices": 5}',
+    ],
+)
+async def test_a_chunk_that_cannot_be_read_is_a_typed_error(data: bytes) -> None:
+    server = Server(lambda: httpx2.Response(200, content=sse(*HELLO) + b"data: " + data + b"\n\n"))
     assert (await server.failure()).code == "MODEL_SERVER"
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
-from weft.model import ModelError
+from weft.model import ModelError, ModelEvent
 
 __all__ = [
     "UNREADABLE",
     "Asked",
     "check_page",
     "connection_failed",
+    "events_of",
     "hint",
     "not_made",
     "retry_after",
@@ -23,6 +25,8 @@ __all__ = [
     "told",
     "unreadable",
 ]
+
+T = TypeVar("T")
 
 _SAFE_WORD = re.compile(r"[A-Za-z_]{1,64}|\d{1,5}")
 """What an error's type or code looks like, and a key does not."""
@@ -135,6 +139,18 @@ def check_page(headers: Mapping[str, str], asked: Asked) -> None:
 def unreadable() -> ModelError:
     """The server's reply is not what its protocol says."""
     return ModelError(UNREADABLE, code="MODEL_SERVER")
+
+
+def events_of(take: Callable[[T], Iterable[ModelEvent]], given: T) -> list[ModelEvent]:
+    """The events of one thing that the server gave.
+
+    Raises:
+        ModelError: It is not what the protocol says: the SDKs check little of what they parse.
+    """
+    try:
+        return list(take(given))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise unreadable() from error
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

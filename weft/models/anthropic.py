@@ -51,6 +51,7 @@ from weft.models._errors import (
     Asked,
     check_page,
     connection_failed,
+    events_of,
     hint,
     not_made,
     retry_after,
@@ -121,11 +122,12 @@ class AnthropicMessages:
                 async with await client.messages.create(**body, stream=True) as events:
                     check_page(events.response.headers, asked)
                     async for event in events:
-                        for told_event in reply.take_event(event):
+                        for told_event in events_of(reply.take_event, event):
                             yield told_event
             else:
                 # with a timeout of its own the SDK does not refuse a long reply that is not streamed
-                for told_event in reply.take_whole(await client.messages.create(**body, timeout=client.timeout)):
+                message = await client.messages.create(**body, timeout=client.timeout)
+                for told_event in events_of(reply.take_whole, message):
                     yield told_event
         for told_event in reply.end():
             yield told_event

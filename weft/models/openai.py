@@ -30,7 +30,7 @@ from weft.model import (
     ToolDefinition,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import check_page, unreadable
+from weft.models._errors import check_page, events_of, unreadable
 from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, count_of, extra_body, model_errors
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
@@ -92,10 +92,10 @@ class OpenAIChat:
                 async with await answer as chunks:
                     check_page(chunks.response.headers, asked)
                     async for chunk in chunks:
-                        for event in reply.take_chunk(chunk):
+                        for event in events_of(reply.take_chunk, chunk):
                             yield event
             else:
-                for event in reply.take_whole(await completions.create(**body)):
+                for event in events_of(reply.take_whole, await completions.create(**body)):
                     yield event
         for event in reply.end():
             yield event
@@ -242,6 +242,8 @@ class _Reply:
 
     def _take_text(self, content: str | None, refusal: str | None) -> Iterator[ModelEvent]:
         if content:
+            if not isinstance(content, str):  # a list of parts, as some servers give one, is not of this protocol
+                raise unreadable()
             yield TextChunk(text=content)
         if refusal:
             self._refused = True

@@ -46,7 +46,7 @@ from weft.model import (
     WholeCall,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import check_page, unreadable
+from weft.models._errors import check_page, events_of, unreadable
 from weft.models._openai_sdk import (
     KEY,
     Json,
@@ -123,10 +123,10 @@ class OpenAIResponses:
                 async with answer as events:
                     check_page(answer.response.headers, asked)
                     async for event in events:
-                        for given in reply.take_event(event):
+                        for given in events_of(reply.take_event, event):
                             yield given
             else:
-                for given in reply.take_whole(answer):
+                for given in events_of(reply.take_whole, answer):
                     yield given
         yield reply.finish()
 
