@@ -431,6 +431,29 @@ async def test_several_steers_join_in_order_and_before_what_was_queued_later(pla
     nothing_is_unread(session)
 
 
+@pytest.mark.parametrize("where", WHERE)
+async def test_what_is_under_way_can_be_had_by_who_has_not_sent_it(place: Place, where: str) -> None:
+    body = Body()
+    agent = Agent(Seen(call("act"), *echoes()), tools=[body.tool])
+    session = await place.one.create(agent)
+    assert (session.turn, session.queued) == (None, ())
+    sent = await session.send("go")
+    await body.started.wait()
+    await session.send("one")
+    await session.send("two")
+    theirs = await as_of(place, session, agent, where)
+    await theirs.refresh()
+    assert [message.text for message in theirs.queued] == ["one", "two"]
+    turn = theirs.turn
+    assert turn is not None
+    assert turn.id == sent.id
+    body.release.set()
+    assert (await place.outcome(turn.wait())).text == "read go"
+    await come_to_rest(place, session)
+    await theirs.refresh()
+    assert (theirs.turn, theirs.queued) == (None, ())
+
+
 async def test_what_is_sent_without_an_agent_runs_where_somebody_else_here_has_one(place: Place) -> None:
     session = await place.one.create(Agent(Seen(*echoes())))
     turn = await (await place.one.open(session.id)).send("hello")

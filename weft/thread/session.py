@@ -111,7 +111,7 @@ class Session(Generic[OutputT]):
         self._actor = actor
 
     def __repr__(self) -> str:
-        return f"Session({self.id!r})"
+        return f"Session({self.id!r}, {self._live.view.header.name!r}, {self._live.view.phase})"
 
     @property
     def id(self) -> str:
@@ -147,6 +147,19 @@ class Session(Generic[OutputT]):
     def pending(self) -> tuple[_approvals.Request, ...]:
         """What waits for a decision here, children's requests too, in the order in which it was asked."""
         return _approvals.pending(self._live.view)
+
+    @property
+    def turn(self) -> Turn[OutputT] | None:
+        """The turn that runs, here or elsewhere, or is parked, as of the last fold; None where none is.
+
+        A handle on what is under way, for whoever has not sent it: to watch it, to wait for it, to cancel it.
+        """
+        return self._turn_here()
+
+    @property
+    def queued(self) -> tuple[Message, ...]:
+        """What was sent and has not begun, in the order in which it was sent, as of the last fold."""
+        return tuple(inbox.message for inbox in self._live.view.queue.values() if inbox.message is not None)
 
     @property
     def receipts(self) -> tuple[_receipts.Receipt, ...]:
@@ -258,7 +271,7 @@ class Session(Generic[OutputT]):
         """
         self._decider.check_open()
         _approvals.checked(decisions)
-        turn = self._parked_turn()
+        turn = self._turn_here()
         made = await self._decider.record_decisions(self._live, decisions)
         await self._carry_down(made)
         if self._actor is None:
@@ -267,7 +280,7 @@ class Session(Generic[OutputT]):
         if going_on is not None:
             return going_on
         own = all(thread_of(decision.request) == self.id for decision in made)
-        parked = self._parked_turn()
+        parked = self._turn_here()
         if parked is not None and not own:
             return Turn(self._live, after=parked.id)
         return parked or turn or self._last_turn()
@@ -277,7 +290,7 @@ class Session(Generic[OutputT]):
             if thread_of(decision.request) != self.id:
                 await self._decider.push_down(decision)
 
-    def _parked_turn(self) -> Turn[OutputT] | None:
+    def _turn_here(self) -> Turn[OutputT] | None:
         run = self._live.view.run
         return None if run is None else Turn(self._live, turn=run.turn)
 

@@ -119,9 +119,9 @@ class Turn(Generic[OutputT]):
     async def cancel(self) -> bool:
         """Cancel it, wherever it runs, and also while it is parked or queued; durable when this returns.
 
-        Queued input is dropped, and `wait` raises `Dropped`. A turn that runs ends as cancelled, and `wait` raises
-        `TurnCancelled`. A parked one stays parked, and the turn that `next` gives is the one that ends as cancelled.
-        See `Session.cancel`.
+        Queued input is dropped, and `wait` raises `Dropped`. A steer that has joined a turn is that turn. A turn that
+        runs ends as cancelled, and `wait` raises `TurnCancelled`. A parked one stays parked, and the turn that `next`
+        gives is the one that ends as cancelled. See `Session.cancel`.
 
         Returns:
             False where it has ended, or was cancelled before.
