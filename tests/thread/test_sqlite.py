@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 import pytest
 
 from weft._ports import Clock, SystemClock
-from weft.errors import Closed, Locked, NewerFormat, NotFound, Stale, StoreFailed, WeftError, WrongCall
+from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed, WeftError, WrongCall
 from weft.testing.clock import ManualClock, settle
 from weft.testing.contract._kit import after, change, create, header, index, lease_of, outcomes
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind
@@ -301,10 +301,12 @@ async def test_a_file_that_is_no_database_is_told_and_left_alone(path: Path, ope
 
 
 @pytest.mark.parametrize(
-    "read", [lambda store: store.load("t"), lambda store: store.list(Query())], ids=["load", "list"]
+    ("read", "expected"),
+    [(lambda store: store.load("t"), Corrupt), (lambda store: store.list(Query()), StoreFailed)],
+    ids=["load", "list"],
 )
 async def test_a_damaged_file_is_a_typed_error_for_readers(
-    path: Path, opened: Open, read: Callable[[SQLiteStore], Awaitable[Any]]
+    path: Path, opened: Open, read: Callable[[SQLiteStore], Awaitable[Any]], expected: type[WeftError]
 ) -> None:
     store = await opened()
     await create(store)
@@ -312,7 +314,7 @@ async def test_a_damaged_file_is_a_typed_error_for_readers(
     content = content_of(path)
     overwrite(path, content[:PAGE] + b"\xff" * (len(content) - PAGE))
     damaged = await opened()
-    with pytest.raises(WeftError):
+    with pytest.raises(expected, match="go back to a backup"):
         await read(damaged)
 
 

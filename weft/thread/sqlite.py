@@ -647,10 +647,13 @@ class SQLiteStore:
                 place += 1
         except sqlite3.Error as found:
             error = found
+        if _is_damaged(error):
+            return Corrupt(thread, place, "its page of the database cannot be read; go back to a backup, or salvage it")
         return error if isinstance(error, Corrupt) else self._unreadable(f"thread {thread!r}", error)
 
     def _unreadable(self, what: str, error: Exception) -> StoreFailed:
         why = str(error).partition(" with text ")[0]  # what is stored stays out of errors
+        why += "; go back to a backup" if _is_damaged(error) else ""
         return StoreFailed(f"the store could not read {what} in {self._path.name!r}: {why}")
 
     def _row(self, row: Sequence[Any]) -> Listed:
@@ -746,8 +749,12 @@ def _index(  # noqa: PLR0913  # the columns of a row
     )
 
 
+def _is_damaged(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT
+
+
 def _way_out(error: sqlite3.DatabaseError) -> str:
-    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT:
+    if _is_damaged(error):
         return "go back to a backup, or try `.recover` of SQLite's shell"
     return "is it another program's file?"
 
