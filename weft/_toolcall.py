@@ -311,13 +311,19 @@ async def _on_a_thread(
     value: object = _LATE
     try:
         if seconds is None:
-            value = await contain("tool call", call_user_code(body))
+            value = await contain("tool call", in_thread(body))
+            if inspect.isawaitable(value):  # of a plain function around a coroutine function, as a decorator makes one
+                value = await _within(partial(_awaited, value), None, clock, left, name=name)
         else:
             value = await _within(partial(call_user_code, body), seconds, clock, left, name=name)
     finally:
         place.give_up()
         left.gone = value is _LATE
     return value
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    return await given
 
 
 async def _within(

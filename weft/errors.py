@@ -253,5 +253,5 @@ class NotFound(WeftError):
     """Raised when no thread has this id."""
 
     def __init__(self, thread: str) -> None:
-        super().__init__(f"no thread {thread!r} in this store")
+        super().__init__(f"no thread {thread!r} in this store; store.list() gives those that there are")
         self.thread = thread
