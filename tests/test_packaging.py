@@ -2,8 +2,11 @@
 
 import re
 import tomllib
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+
+import weft
 
 ROOT = Path(__file__).parents[1]
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+_-]+)")
@@ -12,6 +15,10 @@ FLOOR = re.compile(r"([A-Za-z0-9._-]+)>=([A-Za-z0-9.!+_-]+)")
 
 def test_the_package_is_typed() -> None:
     assert files("weft").joinpath("py.typed").is_file()
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert weft.__version__ == version("weft-agents")
 
 
 def test_constraints_hold_names_and_versions_only() -> None:

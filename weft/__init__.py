@@ -61,3 +61,6 @@ __all__ = [
     "WeftError",
     "tool",
 ]
+
+__version__ = "0.1.0"
+"""The distribution's, `weft-agents`."""
