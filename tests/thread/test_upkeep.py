@@ -335,6 +335,27 @@ async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, 
         assert error.position == 0
 
 
+@pytest.mark.parametrize("damage", ["meta = '{bad'", "meta = '5'", "title = CAST(x'ff' AS TEXT)"])
+async def test_what_a_list_shows_is_made_of_the_journal_where_it_is_damaged(tmp_path: Path, damage: str) -> None:
+    where = tmp_path / "weft.db"
+    async with open_store(f"sqlite:///{where}") as store:
+        for name in ("before", "damaged", "after"):
+            session = await store.create(Agent(Script(), name=name), meta={"who": name})
+            await session.describe(title=f"Title of {name}")
+    with closing(sqlite3.connect(where)) as database, database:
+        database.execute(f"UPDATE threads SET {damage} WHERE name = 'damaged'")
+    async with open_store(f"sqlite:///{where}") as store:
+        names = ["after", "damaged", "before"]
+        found = [(info.name, info.title, info.meta) async for info in store.list()]
+        assert found == [(name, f"Title of {name}", {"who": name}) for name in names]
+        assert [info.name async for info in store.list(meta={"who": "after"})] == ["after"]
+        assert [info.name async for info in store.list(title="TITLE OF AFTER")] == ["after"]
+        session = await store.open([info.thread async for info in store.list()][1])
+        await session.describe(title="Mended")
+        assert [info.name async for info in store.list(title="mended")] == ["damaged"]
+    assert store.reports == []
+
+
 # Export and restore.
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from weft.errors import Corrupt, NewerFormat
+from weft.errors import Corrupt, NewerFormat, NotFound
 from weft.thread._codec import decode_line
 from weft.thread.entries import Header, Index
 from weft.thread.store import Listed, Query, Store
@@ -64,12 +64,14 @@ class Listing:
         check_open: Callable[[], None],
         report: Callable[[str, Exception], None],
         most: int | None,
+        rebuild: Callable[[str], Awaitable[Index]],
     ) -> None:
         self._store = store
         self._query = query
         self._check_open = check_open
         self._report = report
         self._left = most
+        self._rebuild = rebuild
         self._rows: list[Listed] = []
         self._more = True
 
@@ -77,7 +79,9 @@ class Listing:
         return self
 
     async def __anext__(self) -> ThreadInfo:
-        """The next thread. One whose header cannot be read is reported, and passed over.
+        """The next thread. One that cannot be read is reported, and passed over.
+
+        What the store keeps of it beside its journal is made from that again where it cannot be read.
 
         Raises:
             Closed: The store was left.
@@ -90,8 +94,8 @@ class Listing:
                 break
             row = self._rows.pop(0)
             try:
-                found = _info(row)
-            except (Corrupt, NewerFormat) as error:
+                found = _info(row, row.state or await self._rebuild(row.thread))
+            except (Corrupt, NewerFormat, NotFound) as error:
                 self._report(row.thread, error)
                 continue
             if self._left is not None:
@@ -107,11 +111,10 @@ class Listing:
             self._query = replace(self._query, after=self._rows[-1].cursor)
 
 
-def _info(row: Listed) -> ThreadInfo:
+def _info(row: Listed, state: Index) -> ThreadInfo:
     header = decode_line(row.line, row.thread, 0).body
     if not isinstance(header, Header):
         raise Corrupt(row.thread, 0, "the first line is no header")
-    state: Index = row.state
     return ThreadInfo(
         header=header,
         title=state.title,

@@ -41,7 +41,7 @@ from weft.thread._receipts import derived
 from weft.thread._runner import TurnRunner
 from weft.thread._upkeep import Salvaged, Verified
 from weft.thread._view import thread_of
-from weft.thread.entries import Entry, Header
+from weft.thread.entries import Entry, Header, Index
 from weft.thread.memory import Memory, MemoryStore
 from weft.thread.session import Session, checked_meta
 from weft.thread.sqlite import SQLiteStore, Synchronous
@@ -498,7 +498,11 @@ class OpenStore:
             after=None if after is None else min(after, _BEHIND),
             limit=PAGE,
         )
-        return Listing(self.store, query, self.check_open, self.report, limit)
+        return Listing(self.store, query, self.check_open, self.report, limit, self._index_of)
+
+    async def _index_of(self, thread: str) -> Index:
+        """What a list shows of a thread, from its journal."""
+        return (await self.live(thread).open()).view.index
 
     def watch(self, thread: str, *, after: int = 0, until: Head | None = None) -> Watch:
         """Every entry from position `after` on, exactly once, in order, then live; `until` a head.

@@ -229,7 +229,7 @@ class SQLiteStore:
         self._reader = await aiosqlite.connect(self._path, isolation_level=None, timeout=_READ_TIMEOUT)
         try:
             await self._patiently()
-            await self._reader.create_function("casefold", 1, str.casefold, deterministic=True)
+            await self._reader.create_function("casefold", 1, _folded, deterministic=True)
             self._begin_writing()
             await contain("store", self._clean_up())  # another time, where the disk refuses it now
         except BaseException:
@@ -658,9 +658,10 @@ class SQLiteStore:
 
     def _row(self, row: Sequence[Any]) -> Listed:
         try:
-            return Listed(row[0], bytes(row[1] or b""), row[2], _index(*row[3:]))
-        except (ValueError, TypeError) as error:
-            raise self._unreadable(f"what it lists of thread {row[0]!r}", error) from error
+            state = _index(row)
+        except (ValueError, TypeError, AttributeError):
+            state = None
+        return Listed(row[0], bytes(row[1] or b""), row[2], state)
 
     async def list(self, query: Query) -> list[Listed]:
         values = {
@@ -725,28 +726,24 @@ def _index_values(index: Index) -> dict[str, object]:
     }
 
 
-def _index(  # noqa: PLR0913  # the columns of a row
-    kind: str,
-    name: str,
-    parent: str | None,
-    root: str,
-    meta: str,
-    title: str | None,
-    pending: int,
-    unsettled: int,
-    due: float | None,
-) -> Index:
+def _index(row: Sequence[Any]) -> Index:
+    """What a list shows, from a row of it; raises what decoding raises."""
+    kind, name, parent, root, meta, title = (None if value is None else bytes(value).decode() for value in row[3:9])
     return Index(
-        kind=kind,
-        name=name,
+        kind=str(kind),
+        name=str(name),
         parent=parent,
-        root=root,
-        meta=json.loads(meta),
+        root=str(root),
+        meta=dict(json.loads(meta or "").items()),
         title=title,
-        pending=pending,
-        unsettled=unsettled,
-        due=due,
+        pending=row[9],
+        unsettled=row[10],
+        due=row[11],
     )
+
+
+def _folded(title: bytes) -> str:
+    return title.decode(errors="replace").casefold()
 
 
 def _is_damaged(error: Exception) -> bool:

@@ -99,8 +99,8 @@ class Listed(NamedTuple):
     """Its header."""
     cursor: int
     """Where the next page goes on, also when this thread was deleted meanwhile."""
-    state: Index
-    """What its view says."""
+    state: Index | None
+    """What its view says; None where the store cannot read what it keeps of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class AppendPromises:
         loaded = await a.load("t")
         assert loaded.lines == [header("t")]
         assert loaded.head == head
-        assert [row.state.title for row in await a.list(Query())] == ["mine"]
+        assert [row.state and row.state.title for row in await a.list(Query())] == ["mine"]
 
     async def test_of_concurrent_creates_one_is_there_with_all_its_lines(self, a: Store, b: Store) -> None:
         first = [header("t", f"{n}") for n in range(8)]
@@ -82,7 +82,7 @@ class AppendPromises:
         assert len(set(given)) == 1
         winner = first.index(given[0])
         assert (await a.load("t")).lines == [first[winner], *more[winner]]
-        assert [row.state.title for row in await a.list(Query())] == [f"{winner}"]
+        assert [row.state and row.state.title for row in await a.list(Query())] == [f"{winner}"]
 
     async def test_what_follows_may_be_appended_before_the_thread_is_made(self, a: Store, b: Store) -> None:
         made = a.create("t", header("t"), index())
