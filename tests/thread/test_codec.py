@@ -31,6 +31,7 @@ from weft.thread._codec import (
     header_line,
 )
 from weft.thread.entries import (
+    FORMAT,
     KINDS,
     NAMES,
     Audit,
@@ -309,7 +310,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 def instances(made: Any) -> st.SearchStrategy[Any]:
     hints = get_type_hints(made, include_extras=True)
-    return st.builds(made, **{found.name: values(hints[found.name]) for found in fields(made)})
+    given = {found.name: values(hints[found.name]) for found in fields(made)}
+    if made is Header:
+        given["format"] = st.just(FORMAT)  # a higher one is a newer weft's
+    return st.builds(made, **given)
 
 
 IDS = st.text("abcXYZ019_-", min_size=1, max_size=22)

@@ -425,22 +425,6 @@ async def test_a_changed_line_is_named(path: Path, change: str) -> None:
         assert texts(await store.open(other.id)) == ("still here", "answer 0")
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [("meta = 'not JSON: ann'", "'a-2'.*weft"), ("title = 'ann' || CAST(x'ff' AS TEXT)", "weft")],
-    ids=["no JSON", "no UTF-8"],
-)
-async def test_a_changed_row_of_a_list_is_an_error_without_what_is_stored(path: Path, value: str, named: str) -> None:
-    async with open_store(f"sqlite:///{path}", ids=CountingIds()) as store:
-        session = await store.create(talker())
-        assert session.id == "a-2"
-        with database(path) as connection:
-            connection.execute(f"UPDATE threads SET {value}")
-        with pytest.raises(StoreFailed, match=rf"{named}\.db") as caught:
-            assert [info async for info in store.list()] == []
-        assert "ann" not in str(caught.value)
-
-
 # A newer weft.
 
 

@@ -747,7 +747,7 @@ def _folded(title: bytes) -> str:
 
 
 def _is_damaged(error: Exception) -> bool:
-    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CORRUPT
+    return isinstance(error, sqlite3.DatabaseError) and _code(error) == sqlite3.SQLITE_CORRUPT
 
 
 def _way_out(error: sqlite3.DatabaseError) -> str:
@@ -761,4 +761,9 @@ def _whose(error: Exception) -> str:
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's own code; 0 for what Python's module raises by itself, as for text that does not decode."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
