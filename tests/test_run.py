@@ -1778,6 +1778,26 @@ async def test_a_stop_is_dropped_where_its_record_was_refused_and_the_run_is_can
     assert ended.outcome == "cancelled"
 
 
+def no_instructions(_: Context[None]) -> str:
+    raise OSError("no")
+
+
+@pytest.mark.parametrize(
+    ("instructions", "unknown"), [(None, 1), (no_instructions, 0)], ids=["by its model", "by its instructions"]
+)
+async def test_a_run_that_is_cancelled_does_not_fail_where_its_failure_was_refused(
+    instructions: Callable[[Context[None]], str] | None, unknown: int
+) -> None:
+    loop, journal = journaled(Agent(Script(fail(ModelError("no"))), instructions=instructions))
+    task = driven(loop)
+    await journal.refuse(cancel=True)
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    assert (ended.outcome, ended.usage.unknown) == ("cancelled", unknown)
+
+
 async def test_a_run_that_is_cancelled_does_not_park_where_its_park_was_refused() -> None:
     @tool(approval=True)
     async def gated() -> str:

@@ -217,7 +217,7 @@ class RunLoop:
         """The records on their way were refused and are void: decide again, with what is new.
 
         Goes back to the state before the first of them and feeds the news, and what has really happened since but for
-        what they overrule: a reply or a stop, where the run is cancelled; a park, where the call goes on.
+        what they overrule: a reply, a failure or a stop, where the run is cancelled; a park, where the call goes on.
 
         Args:
             news: What is new.
@@ -234,7 +234,7 @@ class RunLoop:
         if dropped:
             since = self._without(since, dropped)
         if cancel is not None:
-            if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
+            if self.state.held is not None or any(map(_has_asked, since)):
                 self._in_flight = True  # what it spent is not known any more
             self.state = replace(self.state, held=None, cancelling=True)
         self._feed_all([given for given in news if not isinstance(given, Steer)])
@@ -703,7 +703,7 @@ class RunLoop:
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
     match given:
-        case Replied() | StopChecked():
+        case Replied() | ModelFailed() | StopChecked():
             return cancel
         case CallParked():
             return any(
@@ -713,6 +713,13 @@ def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
             )
         case _:
             return False
+
+
+def _has_asked(item: _Since) -> bool:
+    """Whether this is what came of a model call whose cost is not said yet."""
+    given = item.given
+    failed = isinstance(given, ModelFailed) and item.before.phase == "model" and not given.counted
+    return failed or isinstance(given, Replied)
 
 
 def _is_dropped(given: Input, dropped: Container[str]) -> bool:
