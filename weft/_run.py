@@ -374,6 +374,8 @@ class RunLoop:
         await self._slot.take()
         wanted = partial(self.setup.instructions, self._bodies.context(_NO_CALL, 0))
         text = await contain("model", call_user_code(wanted))
+        if self._stop is not None:  # it came first
+            return
         if isinstance(text, Contained):
             self.cause = text.cause
             self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
@@ -579,7 +581,7 @@ class RunLoop:
         finally:
             self._asking = False
         counted, self._in_flight = not self._in_flight, False
-        if self._void:
+        if self._void or self._stop is not None:  # what stops the run came before its reply
             self._void = False
             if not counted:
                 self.unanswered(None if isinstance(reply, Contained) else reply.finish.usage)
@@ -596,7 +598,8 @@ class RunLoop:
             checked = await self._ask_conditions()
         finally:
             self._checking = False
-        self.feed(checked)
+        if self._stop is None:  # else it came first
+            self.feed(checked)
 
     async def _ask_conditions(self) -> StopChecked:
         message, results = self._last_step()
