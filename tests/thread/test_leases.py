@@ -11,7 +11,7 @@ import pytest
 from tests.thread.places import Body, SlowStore
 from weft import Agent, tool
 from weft.errors import StoreFailed
-from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
 from weft.thread import Memory, open_store
 from weft.thread.memory import MemoryStore
@@ -215,3 +215,41 @@ async def test_a_reply_that_waits_when_the_lease_is_lost_leaves_no_trace() -> No
         await noted
         assert (await turn.wait()).text == "done"
         assert (await two.open(session.id)).path == session.path
+
+
+class Stalled(SlowStore):
+    """Whose renewals fail while its appends are held."""
+
+    deaf = False
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        if self.deaf:
+            raise StoreFailed("no answer")
+        return await super().renew(held)
+
+
+async def test_what_was_on_its_way_when_the_lease_was_lost_is_not_written_under_the_next() -> None:
+    data, clock, body = Memory(), ManualClock(), Body(free=True)
+    disk = Stalled(data, "one", clock)
+    mine = Agent(Script(call("act"), say("done")), tools=[body.tool])
+    theirs = Agent(Script(hold(asyncio.Event(), say("never"))), tools=[body.tool])
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a")) as one:
+        session = await one.create(mine)
+        disk.hold(2)  # the append of the call
+        turn = await session.send("go")
+        disk.deaf = True
+        await clock.advance(31.0)
+        async with open_store(data, clock=clock, ids=CountingIds("b"), grace=0.0) as two:
+            taker = await two.open(session.id, theirs)
+            assert await taker.resume() is not None
+            await taker.send("and this", policy="steer")
+            disk.deaf = False
+            await clock.advance(11.0)
+        notes = [asyncio.ensure_future(session.note("n", "goes before what waits")) for _ in range(3)]
+        await settle()
+        await disk.open_up()
+        await clock.advance(1.0)
+        await asyncio.gather(*notes)
+        assert (await turn.wait()).text == "done"
+        assert [message.role for message in session.messages] == ["user", "user", "assistant", "tool", "assistant"]
+        assert body.runs == 1
