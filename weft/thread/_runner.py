@@ -421,17 +421,21 @@ class TurnRunner:
                 self.log.cause = broken
                 await self._fail(broken)
         finally:
-            if self.live.runner is self:
-                self.live.runner = None
-            if self.log.taken is None:  # else its events go on with those of the journal
-                self.log.events.push(self._told_end(started.run))
-            self.log.events.close()
-            self._over = True
-            self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
-            self._rests(self)
-            if self._waiter is not None:
-                self._waiter.set_result(None)
-            self.live.wake()
+            self.end()
+
+    def end(self) -> None:
+        """It runs here no longer, or never will: its followers are told."""
+        if self.live.runner is self:
+            self.live.runner = None
+        if self.log.taken is None:  # else its events go on with those of the journal
+            self.log.events.push(self._told_end(self.live.view.runs[self.turn]))
+        self.log.events.close()
+        self._over = True
+        self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
+        self._rests(self)
+        if self._waiter is not None:
+            self._waiter.set_result(None)
+        self.live.wake()
 
     async def finished(self) -> None:
         """Return when the turn runs here no longer."""
