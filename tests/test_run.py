@@ -57,6 +57,7 @@ from weft._threads import workers
 from weft._toolcall import judge
 from weft.errors import InsideLoop, TurnCancelled, WeftError, WrongCall
 from weft.events import RunFinished, RunStarted, TextDelta, ToolFinished, ToolStarted, event_adapter
+from weft.messages import NO_USAGE, UNKNOWN_CALL
 from weft.model import Finish, ModelEvent, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
 from weft.testing.clock import settle
 from weft.testing.override import override
@@ -1776,6 +1777,59 @@ async def test_a_stop_is_dropped_where_its_record_was_refused_and_the_run_is_can
     ended = await task
     assert ended is not None
     assert ended.outcome == "cancelled"
+
+
+def no_instructions(_: Context[None]) -> str:
+    raise OSError("no")
+
+
+@pytest.mark.parametrize(
+    ("instructions", "unknown"), [(None, 1), (no_instructions, 0)], ids=["by its model", "by its instructions"]
+)
+async def test_a_run_that_is_cancelled_does_not_fail_where_its_failure_was_refused(
+    instructions: Callable[[Context[None]], str] | None, unknown: int
+) -> None:
+    loop, journal = journaled(Agent(Script(fail(ModelError("no"))), instructions=instructions))
+    task = driven(loop)
+    await journal.refuse(cancel=True)
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    assert (ended.outcome, ended.usage.unknown) == ("cancelled", unknown)
+
+
+@pytest.mark.parametrize("what", ["reply", "failure", "stop condition", "instructions"])
+async def test_what_comes_after_a_cancel_and_before_it_is_heard_of_does_not_end_the_run(what: str) -> None:
+    gate = asyncio.Event()
+
+    async def always(step: StepInfo) -> bool:
+        await gate.wait()
+        return True
+
+    async def broken(_: Context[None]) -> str:
+        await gate.wait()
+        raise OSError("no")
+
+    agents = {
+        "reply": Agent(Script(hold(gate, say("end")))),
+        "failure": Agent(Script(hold(gate, say("end")).then_fail(ModelError("no")))),
+        "stop condition": Agent(Script(call("add", a=1, b=2)), tools=[add], stop_when=always),
+        "instructions": Agent(Script(), instructions=broken),
+    }
+    loop, journal = journaled(agents[what])
+    task = driven(loop)
+    await settle()
+    while journal.on_the_way:
+        await journal.acknowledge()
+    gate.set()
+    loop.interrupt("cancel")
+    while not task.done():
+        await journal.acknowledge()
+    ended = await task
+    assert ended is not None
+    spent = {"reply": SPENT, "failure": UNKNOWN_CALL}
+    assert (ended.outcome, ended.usage) == ("cancelled", spent.get(what, NO_USAGE))
 
 
 async def test_a_run_that_is_cancelled_does_not_park_where_its_park_was_refused() -> None:

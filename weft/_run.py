@@ -217,7 +217,7 @@ class RunLoop:
         """The records on their way were refused and are void: decide again, with what is new.
 
         Goes back to the state before the first of them and feeds the news, and what has really happened since but for
-        what they overrule: a reply or a stop, where the run is cancelled; a park, where the call goes on.
+        what they overrule: a reply, a failure or a stop, where the run is cancelled; a park, where the call goes on.
 
         Args:
             news: What is new.
@@ -234,7 +234,7 @@ class RunLoop:
         if dropped:
             since = self._without(since, dropped)
         if cancel is not None:
-            if self.state.held is not None or any(isinstance(item.given, Replied) for item in since):
+            if self.state.held is not None or any(map(_has_asked, since)):
                 self._in_flight = True  # what it spent is not known any more
             self.state = replace(self.state, held=None, cancelling=True)
         self._feed_all([given for given in news if not isinstance(given, Steer)])
@@ -374,6 +374,8 @@ class RunLoop:
         await self._slot.take()
         wanted = partial(self.setup.instructions, self._bodies.context(_NO_CALL, 0))
         text = await contain("model", call_user_code(wanted))
+        if self._stop is not None:  # it came first
+            return
         if isinstance(text, Contained):
             self.cause = text.cause
             self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
@@ -579,7 +581,7 @@ class RunLoop:
         finally:
             self._asking = False
         counted, self._in_flight = not self._in_flight, False
-        if self._void:
+        if self._void or self._stop is not None:  # what stops the run came before its reply
             self._void = False
             if not counted:
                 self.unanswered(None if isinstance(reply, Contained) else reply.finish.usage)
@@ -596,7 +598,8 @@ class RunLoop:
             checked = await self._ask_conditions()
         finally:
             self._checking = False
-        self.feed(checked)
+        if self._stop is None:  # else it came first
+            self.feed(checked)
 
     async def _ask_conditions(self) -> StopChecked:
         message, results = self._last_step()
@@ -703,7 +706,7 @@ class RunLoop:
 
 def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
     match given:
-        case Replied() | StopChecked():
+        case Replied() | ModelFailed() | StopChecked():
             return cancel
         case CallParked():
             return any(
@@ -713,6 +716,13 @@ def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
             )
         case _:
             return False
+
+
+def _has_asked(item: _Since) -> bool:
+    """Whether this is what came of a model call whose cost is not said yet."""
+    given = item.given
+    failed = isinstance(given, ModelFailed) and item.before.phase == "model" and not given.counted
+    return failed or isinstance(given, Replied)
 
 
 def _is_dropped(given: Input, dropped: Container[str]) -> bool:

@@ -8,9 +8,11 @@ from typing import Literal
 
 import pytest
 
+from tests.thread.places import Body, SlowStore
 from weft import Agent, tool
 from weft.errors import StoreFailed
-from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.testing import CountingIds, ManualClock, Script, call, hold, say
+from weft.testing.clock import settle
 from weft.thread import Memory, open_store
 from weft.thread.memory import MemoryStore
 from weft.thread.openstore import OpenStore
@@ -185,3 +187,69 @@ async def test_a_message_that_is_sent_again_is_answered_although_who_had_it_is_d
             await clock.advance(1.0)
         assert waits.done()
         assert (await waits).text == "done"
+
+
+class Losing(SlowStore):
+    """Whose renewals say that nothing is held any more, at the moment at which what was held up is written."""
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        for late in self.held[:1]:
+            late.future.set_result(await MemoryStore.append(self, *late.given))
+            self.held.remove(late)
+        return {}
+
+
+async def test_a_reply_that_waits_when_the_lease_is_lost_leaves_no_trace() -> None:
+    data, clock, body = Memory(), ManualClock(), Body(free=True)
+    disk = Losing(data, "one", clock)
+    agent = Agent(Script(call("act"), say("done")), tools=[body.tool])
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a")) as one, open_store(data, clock=clock) as two:
+        session = await one.create(agent)
+        disk.hold(3)  # the append of the result: the reply to it waits
+        turn = await session.send("go")
+        await settle()
+        noted = asyncio.ensure_future(session.note("n", "goes before what waits"))
+        await clock.advance(40.0)
+        await disk.open_up()
+        await clock.advance(1.0)
+        await noted
+        assert (await turn.wait()).text == "done"
+        assert (await two.open(session.id)).path == session.path
+
+
+class Stalled(SlowStore):
+    """Whose renewals fail while its appends are held."""
+
+    deaf = False
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        if self.deaf:
+            raise StoreFailed("no answer")
+        return await super().renew(held)
+
+
+async def test_what_was_on_its_way_when_the_lease_was_lost_is_not_written_under_the_next() -> None:
+    data, clock, body = Memory(), ManualClock(), Body(free=True)
+    disk = Stalled(data, "one", clock)
+    mine = Agent(Script(call("act"), say("done")), tools=[body.tool])
+    theirs = Agent(Script(hold(asyncio.Event(), say("never"))), tools=[body.tool])
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a")) as one:
+        session = await one.create(mine)
+        disk.hold(2)  # the append of the call
+        turn = await session.send("go")
+        disk.deaf = True
+        await clock.advance(31.0)
+        async with open_store(data, clock=clock, ids=CountingIds("b"), grace=0.0) as two:
+            taker = await two.open(session.id, theirs)
+            assert await taker.resume() is not None
+            await taker.send("and this", policy="steer")
+            disk.deaf = False
+            await clock.advance(11.0)
+        notes = [asyncio.ensure_future(session.note("n", "goes before what waits")) for _ in range(3)]
+        await settle()
+        await disk.open_up()
+        await clock.advance(1.0)
+        await asyncio.gather(*notes)
+        assert (await turn.wait()).text == "done"
+        assert [message.role for message in session.messages] == ["user", "user", "assistant", "tool", "assistant"]
+        assert body.runs == 1

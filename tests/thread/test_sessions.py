@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.thread.places import SlowStore
 from weft import (
     Agent,
     Busy,
@@ -37,6 +38,7 @@ from weft.events import Event, event_adapter
 from weft.model import ModelEvent
 from weft.testing import CountingIds, ManualClock, Script, call, calls, fail, hold, override, say
 from weft.thread import Entry, Memory, OpenStore, Session, Turn, approve, open_store
+from weft.thread.memory import MemoryStore
 
 Where: TypeAlias = Memory | str
 SPENT = Usage(input_tokens=10, output_tokens=5)
@@ -2180,3 +2182,44 @@ async def test_what_nobody_may_contain_closes_the_store_and_whoever_waits_is_tol
             with pytest.raises(Closed, match="Unheard") as closed:
                 await waiting
             assert isinstance(closed.value.__cause__, Unheard)
+
+
+async def test_nothing_is_begun_after_that_and_the_store_can_be_left_at_once() -> None:
+    class Unheard(BaseException):
+        """As above."""
+
+    @tool
+    async def burst() -> None:
+        raise Unheard
+
+    store = open_store(Memory(), clock=ManualClock())  # so a grace is never over
+    await store.__aenter__()
+    session = await store.create(Agent(Script(call("burst")), tools=[burst]))
+    with pytest.raises(Closed):
+        await session.ask("go")
+    with pytest.raises(Closed, match="Unheard"):
+        await (await store.create(Agent(Script(say("never"))))).ask("go")
+    leaving = asyncio.ensure_future(store.__aexit__(None, None, None))
+    await settle()
+    assert leaving.done()
+
+
+async def test_the_events_of_a_turn_that_was_left_before_its_first_step_end() -> None:
+    data, clock = Memory(), ManualClock()
+    disk = SlowStore(data, "one", clock)
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(Script(say("never"))))
+        disk.hold(1)
+        sending = asyncio.ensure_future(session.send("hi"))
+        await settle()
+        disk.shut, claim = False, disk.held.pop()
+        claim.future.set_result(await MemoryStore.append(disk, *claim.given))  # it lands while the store is left
+    turn = await sending
+    told = asyncio.ensure_future(_kinds(turn))
+    await settle()
+    assert told.done()
+    assert told.result() == ["turn_ended"]
+
+
+async def _kinds(turn: Turn) -> list[str]:
+    return [event.kind async for event in turn.events()]

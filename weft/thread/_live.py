@@ -560,7 +560,8 @@ class Live:
             self._revoke(locked)
             self._pump()
             return
-        self._records[:0] = refused
+        if self.generation is not None:  # else they were a turn's that was given up meanwhile
+            self._records[:0] = refused
         self._reset_next()
         broken = next((f for f in failures if isinstance(f, StoreFailed)), None)
         if broken is None:

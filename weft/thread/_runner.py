@@ -130,10 +130,14 @@ class TurnRunner:
         for fact in record.facts:
             bodies += self._bodies(fact)
         lease: LeaseKind = "hold" if ended is None else "release"
-        kept = contain_call("turn", lambda: self.live.record(bodies, lease, self._recorded))
+        kept = contain_call("turn", lambda: self._append(bodies, lease, self._recorded))
         if isinstance(kept, Contained) and self.loop is not None:  # a model has given what cannot be stored
             self._unwritable = kept.cause
             self.loop.interrupt("leave")
+
+    def _append(self, bodies: Sequence[Body], lease: LeaseKind, done: Callable[[], object]) -> None:
+        if not self._revoked:  # it ends at the loop's next turn; what comes until then would follow the lost lease
+            self.live.record(bodies, lease, done)
 
     def _recorded(self) -> None:
         self._told = self.live.head.count
@@ -279,7 +283,7 @@ class TurnRunner:
         while not written:
             waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._writing = waiter
-            self.live.record([body], "hold", partial(_set, waiter, True))
+            self._append([body], "hold", partial(_set, waiter, True))
             written = await waiter
         self._writing = None
 
@@ -417,17 +421,21 @@ class TurnRunner:
                 self.log.cause = broken
                 await self._fail(broken)
         finally:
-            if self.live.runner is self:
-                self.live.runner = None
-            if self.log.taken is None:  # else its events go on with those of the journal
-                self.log.events.push(self._told_end(started.run))
-            self.log.events.close()
-            self._over = True
-            self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
-            self._rests(self)
-            if self._waiter is not None:
-                self._waiter.set_result(None)
-            self.live.wake()
+            self.end()
+
+    def end(self) -> None:
+        """It runs here no longer, or never will: its followers are told."""
+        if self.live.runner is self:
+            self.live.runner = None
+        if self.log.taken is None:  # else its events go on with those of the journal
+            self.log.events.push(self._told_end(self.live.view.runs[self.turn]))
+        self.log.events.close()
+        self._over = True
+        self.loop = None  # the loop refers to this: so nothing is left for the garbage collector to find
+        self._rests(self)
+        if self._waiter is not None:
+            self._waiter.set_result(None)
+        self.live.wake()
 
     async def finished(self) -> None:
         """Return when the turn runs here no longer."""

@@ -125,6 +125,8 @@ class OpenStore:
 
     async def _end(self) -> None:
         await self._host.leave()
+        for runner in tuple(self._runners):  # those whose tasks had not begun
+            runner.end()
         try:
             await self._hand_off()
         finally:
@@ -250,8 +252,10 @@ class OpenStore:
         """Refuse new work once the store is being left.
 
         Raises:
-            Closed: It is, or it was not entered.
+            Closed: It is, or it was not entered, or something has ended all that runs in it.
         """
+        if self._why.__cause__ is not None:
+            raise self._why
         if not self._open:
             raise Closed("the store is not open; use `async with open_store(…) as store:`, then store.open(id, agent)")
 
