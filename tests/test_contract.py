@@ -64,3 +64,10 @@ def test_a_store_that_breaks_a_promise_is_seen(pytester: pytest.Pytester) -> Non
     result = pytester.runpytest_subprocess("-W", "error", "-rf", "--tb=no", *tests)
     failed = re.findall(r"^FAILED [\w.]+::(\w+)::(\w+)", result.stdout.str(), re.M)
     assert {*failed} == wanted
+
+
+def test_what_fails_says_what_it_has_found(pytester: pytest.Pytester) -> None:
+    file = pytester.makepyfile(SUITES).name
+    test = f"{file}::TestTellsOfNoMail::test_a_renewal_tells_how_many_lines_each_thread_has"
+    result = pytester.runpytest_subprocess("-W", "error", test)
+    result.stdout.fnmatch_lines(["E*{'y': 1} != {'y': 3}*"])

@@ -564,3 +564,61 @@ async def test_nothing_of_a_cut_reply_is_run() -> None:
 async def test_a_refusal_is_how_a_run_ends() -> None:
     result = await Agent(Script(refuse("I will not."))).run("hi")
     assert (result.text, result.finish) == ("I will not.", "refusal")
+
+
+# What went wrong where nobody was told.
+
+
+def test_what_a_childs_script_has_refused_fails_its_test_although_the_parent_goes_on() -> None:
+    short = Script()
+    child = Agent(short, name="child", description="Helps.")
+    parent = Agent(Script(call("child", prompt="help"), say("done")), tools=[child])
+    assert parent.run_sync("hi").text == "done"
+    with pytest.raises(AssertionError, match="asked for one more"):
+        short.assert_done()
+
+
+async def test_a_request_that_broke_the_wire_is_not_done() -> None:
+    script = Script(say("a"), say("b"))
+    await drain(script.stream(request()))
+    with pytest.raises(WireError):
+        await drain(script.stream(request(text="")))
+    await drain(script.stream(request()))
+    with pytest.raises(WireError, match="empty user message"):
+        script.assert_done()
+
+
+async def test_a_failure_after_the_last_reply_that_never_came_is_not_done() -> None:
+    script = Script(say("a"), fail(OSError("x")))
+    await drain(script.stream(request()))
+    with pytest.raises(AssertionError, match="first that at 1"):
+        script.assert_done()
+    with pytest.raises(OSError, match="x"):
+        await drain(script.stream(request()))
+    script.assert_done()
+
+
+# Steps of a wrong kind.
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        pytest.param(lambda: say(3), "say", id="say"),
+        pytest.param(lambda: fail("boom"), "fail", id="fail"),
+        pytest.param(lambda: say("a").then_fail("boom"), "fail", id="then_fail"),
+        pytest.param(lambda: reply("hi"), "reply", id="reply"),
+        pytest.param(lambda: hold(object(), then=say("a")), "asyncio.Event", id="hold"),
+        pytest.param(lambda: raw(say("a")), "raw", id="raw"),
+        pytest.param(lambda: stream("a", 3), "stream", id="stream"),
+        pytest.param(lambda: call("look", "not JSON", order="1"), "call", id="call, text and names"),
+    ],
+)
+def test_what_no_reply_can_be_made_of_is_refused_where_it_is_written(make: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        make()
+
+
+def test_an_argument_may_be_called_args() -> None:
+    assert call("run", args=["-l"]).arguments == '{"args": ["-l"]}'
+    assert call("run", args="-l", tool="sh").arguments == '{"args": "-l", "tool": "sh"}'

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from weft.errors import Locked, Stale
 from weft.thread._codec import digest_line
 from weft.thread.memory import MemoryStore, _Thread
-from weft.thread.store import Appended, Claim, Head, Hold, Index, LeaseChange, Listed, Query, Release, Seize
+from weft.thread.store import Appended, Claim, Head, Hold, Index, LeaseChange, Listed, Loaded, Query, Release, Seize
 
 
 class Broken(MemoryStore):
@@ -187,6 +187,98 @@ class WritesBeforeItRefuses(Broken):
             raise
 
 
+class ReadsLinesAndHeadApart(Broken):
+    """Something may come between them."""
+
+    seen_by = ("test_what_is_loaded_is_of_one_moment",)
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        lines = (await super().load(thread, after)).lines
+        await asyncio.sleep(0)
+        return (await super().load(thread, after))._replace(lines=lines)
+
+
+class WritesLineByLine(Broken):
+    seen_by = ("test_what_is_loaded_is_of_one_moment",)
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        async def write() -> Appended:
+            added = await super(WritesLineByLine, self).append(thread, lines[:1], expect, lease, index)
+            for line in lines[1:]:
+                await asyncio.sleep(0)
+                added = await super(WritesLineByLine, self).append(thread, [line], added.head, None, None)
+            return added
+
+        return asyncio.ensure_future(write())
+
+
+class KeepsWhatItHasRead(Broken):
+    """Although others write as well."""
+
+    seen_by = ("test_what_others_write_is_seen_by_a_store_that_has_read_before",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._read: dict[str, Loaded] = {}
+
+    async def load(self, thread: str, after: int = 0) -> Loaded:
+        read = self._read.setdefault(thread, await super().load(thread))
+        return read._replace(lines=read.lines[after:])
+
+
+class TakesTheLeaseBeforeItLooksAtTheHead(Broken):
+    seen_by = ("test_a_stale_append_leaves_the_lease_as_it_was",)
+
+    def _append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> Appended:
+        if lease is not None:
+            self._change(thread, self._find(thread), lease)
+        return super()._append(thread, lines, expect, None, index)
+
+
+class ChangesTheLeaseWhateverTheHead(Broken):
+    """Where there is no line to chain to it."""
+
+    seen_by = ("test_another_head_is_stale_whatever_the_lease",)
+
+    def _append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> Appended:
+        return super()._append(thread, lines, expect if lines else self._find(thread).head, lease, index)
+
+
+class ComparesDigestsOnly(Broken):
+    seen_by = ("test_a_head_is_both_its_count_and_its_digest",)
+
+    def _append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> Appended:
+        head = self._find(thread).head
+        return super()._append(thread, lines, head if expect.digest == head.digest else expect, lease, index)
+
+
+class ComparesCountsOnly(Broken):
+    seen_by = ("test_a_head_is_both_its_count_and_its_digest", "test_another_head_is_stale_whatever_the_lease")
+
+    def _append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> Appended:
+        head = self._find(thread).head
+        return super()._append(thread, lines, head if expect.count == head.count else expect, lease, index)
+
+
+class ReleasesWithoutTheIndex(Broken):
+    seen_by = ("test_lease_changes",)
+
+    def _append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> Appended:
+        return super()._append(thread, lines, expect, lease, None if isinstance(lease, Release) else index)
+
+
 class _Listing(Broken):
     async def list(self, query: Query) -> list[Listed]:
         return await super().list(self.asked(query))
@@ -261,6 +353,14 @@ BROKEN: tuple[type[Broken], ...] = (
     LooksAtTheLeaseFirst,
     ChecksTheLeaseOfMail,
     WritesBeforeItRefuses,
+    ReadsLinesAndHeadApart,
+    WritesLineByLine,
+    KeepsWhatItHasRead,
+    TakesTheLeaseBeforeItLooksAtTheHead,
+    ChangesTheLeaseWhateverTheHead,
+    ComparesDigestsOnly,
+    ComparesCountsOnly,
+    ReleasesWithoutTheIndex,
     ListsEveryName,
     ListsChildrenWithRoots,
     ListsWhatWaitsForNobody,

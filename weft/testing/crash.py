@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from weft._agent import Agent
 from weft._ports import start_task
@@ -30,6 +30,8 @@ from weft.thread.store import Appended, Head, Index, LeaseChange
 
 __all__ = ["CrashFailed", "CrashReport", "Kit", "Point", "Severed", "crash_points"]
 
+DepsT = TypeVar("DepsT")
+OutputT = TypeVar("OutputT")
 Where: TypeAlias = Literal["before append", "after append", "inside batch", "before body", "after body"]
 
 
@@ -149,6 +151,8 @@ class Kit:
     """The boundaries that this incarnation has reached."""
     bodies: Counter[str] = field(default_factory=Counter)
     """How often each body was entered, by its idempotency key, over all incarnations."""
+    _opened: int = 0
+    """How many stores were opened: each has ids, and an owner, of its own."""
     _order: dict[str, int] = field(default_factory=dict)
     _appends: Counter[int] = field(default_factory=Counter)
     _entered: Counter[int] = field(default_factory=Counter)
@@ -156,11 +160,12 @@ class Kit:
 
     def open(self) -> OpenStore:
         """A store on the scenario's data."""
-        prefix = f"{'abcdefgh'[self.incarnation - 1]}{len(self._order)}"
-        store = CrashStore(self, owner=f"crash/{self.incarnation}")
-        return OpenStore(store, clock=self.clock, ids=CountingIds(prefix), grace=0.0)
+        self._opened += 1
+        place = f"{self.incarnation}.{self._opened}"
+        store = CrashStore(self, owner=f"crash/{place}")
+        return OpenStore(store, clock=self.clock, ids=CountingIds(place), grace=0.0)
 
-    def watch(self, agent: Agent[Any, Any]) -> Agent[Any, Any]:
+    def watch(self, agent: Agent[DepsT, OutputT]) -> Agent[DepsT, OutputT]:
         """The agent, with a boundary before and after each of its bodies."""
         return agent.replace(tools=[self._watched(tool) for tool in agent.tools])
 
@@ -234,7 +239,7 @@ class Kit:
         return {name: fold(header, entries) for name, (header, entries) in self.entries().items()}
 
 
-async def _body(kit: Kit, tool: Tool[Any], context: Context[Any], **arguments: Any) -> object:
+async def _body(kit: Kit, tool: Tool[Any], context: Context[Any], /, **arguments: Any) -> object:
     place = kit.nth_body(context.call.thread or "")
     if kit.cut_at(place, "before body"):
         kit.sever()
@@ -295,7 +300,10 @@ class _Trial:
     def judge(self, kit: Kit) -> None:
         _check(kit, self.spent, crashes=kit.incarnation - 1)
         if self.check is not None:
-            self.check(kit)
+            outcome: object = self.check(kit)
+            if isinstance(outcome, Coroutine):
+                outcome.close()
+                raise TypeError("crash_points: check is a plain function; a coroutine is never run")
 
     async def explore(self, cuts: tuple[Point, ...], points: tuple[Point, ...], left: int) -> int:
         """Die at each of these points, after the crashes before; how many runs that were."""
@@ -324,8 +332,11 @@ class _Trial:
 
 
 def _spent(kit: Kit) -> Usage:
-    root = next(iter(kit.views().values()))
-    return root.turns + root.summaries + root.delegated
+    """By all sessions; what their children spend is in theirs."""
+    roots = [view for view in kit.views().values() if view.header.parent is None]
+    if not roots:
+        raise CrashFailed("the scenario has made no thread; it opens its store with kit.open()")
+    return sum((root.turns + root.summaries + root.delegated for root in roots), Usage())
 
 
 def _check(kit: Kit, spent: Usage, *, crashes: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from weft.messages import Usage
 from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ModelRequest, ReasoningChunk, TextChunk, WholeCall
-from weft.testing.wire import WireCheck
+from weft.testing.wire import WireCheck, WireError
 
 __all__ = [
     "Call",
@@ -52,7 +52,7 @@ class Reply:
 
     def then_fail(self, error: Exception, *, times: int | None = 1) -> Fail:
         """Give all of it but its finish, then fail, `times` times (None: for ever); takes no position of its own."""
-        return Fail(error=error, times=times, parts=self.parts)
+        return replace(fail(error, times=times), parts=self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +92,13 @@ Step: TypeAlias = Reply | Call | Fail
 
 def say(text: str, *, usage: Usage | None = SPENT) -> Reply:
     """A reply of one text. `usage=None` is a provider that does not report it."""
+    _check("say(…)", "a text", text, str)
     return Reply(parts=(*_text(text), Finish(reason="stop", usage=usage)))
 
 
-def call(tool: str, /, args: dict[str, Any] | str | None = None, *, call_id: str | None = None, **kwargs: Any) -> Call:
+def call(
+    tool: str, args: Mapping[str, Any] | str | None = None, /, *, call_id: str | None = None, **kwargs: Any
+) -> Call:
     """A call of a tool, as a reply of its own or inside `calls`.
 
     Args:
@@ -103,7 +106,12 @@ def call(tool: str, /, args: dict[str, Any] | str | None = None, *, call_id: str
         args: The arguments, as a dict or as raw text (which may be wrong on purpose).
         call_id: The provider's id; unique unless told.
         kwargs: The arguments, by name.
+
+    Raises:
+        TypeError: There is a raw text, and arguments beside it.
     """
+    if isinstance(args, str) and kwargs:
+        raise TypeError(f"call({tool!r}, …) takes a raw text or arguments, not both")
     arguments = args if isinstance(args, str) else json.dumps({**(args or {}), **kwargs})
     return Call(tool=tool, arguments=arguments, provider_id=call_id)
 
@@ -143,6 +151,8 @@ def refuse(text: str, *, usage: Usage | None = SPENT) -> Reply:
 
 def stream(*chunks: str | TextChunk | ReasoningChunk, usage: Usage | None = SPENT) -> Reply:
     """A reply in exactly these pieces; a string is a `TextChunk`."""
+    for chunk in chunks:
+        _check("stream(…)", "texts and chunks", chunk, str | TextChunk | ReasoningChunk)
     pieces = (TextChunk(text=chunk) if isinstance(chunk, str) else chunk for chunk in chunks)
     return Reply(parts=(*pieces, Finish(reason="stop", usage=usage)))
 
@@ -152,6 +162,9 @@ def raw(*events: ModelEvent) -> Reply:
 
     A wrong one leaves no message, so it stays at its position: no reply after it is reached.
     """
+    steps: list[object] = [event for event in events if _is_step(event)]
+    if steps:
+        raise TypeError(f"raw(…) takes model events; this is {steps[0]!r}, a step of its own")
     return Reply(parts=events)
 
 
@@ -161,17 +174,29 @@ def reply(make: Callable[[ModelRequest], Answer | Awaitable[Answer]]) -> Reply:
     It is asked each time, so it depends on nothing but the request: a call made again gets the same reply.
     What it raises fails the model call.
     """
+    _check("reply(…)", "a function of the request", make, Callable)
     return Reply(parts=(Made(make),))
 
 
 def fail(error: Exception, *, times: int | None = 1) -> Fail:
     """Fail `times` times (None: for ever) at the position of the next reply; takes no position of its own."""
+    _check("fail(…)", "an exception", error, Exception)
     return Fail(error=error, times=times)
 
 
 def hold(event: asyncio.Event, then: Reply | Call) -> Reply:
     """Wait for the event, then give the reply."""
+    _check("hold(…)", "an asyncio.Event", event, asyncio.Event)
     return Reply(parts=(event, *_as_reply(then).parts))
+
+
+def _is_step(given: object) -> bool:
+    return isinstance(given, Reply | Call | Fail)
+
+
+def _check(what: str, wanted: str, given: object, kind: Any) -> None:
+    if not isinstance(given, kind):
+        raise TypeError(f"{what} takes {wanted}; this is {given!r}")
 
 
 def _text(text: str) -> tuple[TextChunk, ...]:
@@ -196,6 +221,12 @@ class _Place:
     failures: list[Fail] = field(default_factory=list)
     reply: Reply | None = None
     given: bool = False
+    failed: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether it was not asked for: its reply, or the failures after the last one."""
+        return not (self.failed if self.reply is None else self.given)
 
 
 class Script:
@@ -234,6 +265,7 @@ class Script:
         self._summary = _Place(reply=_as_reply(summary))
         self._bare = 0
         self._returned: list[int] = []
+        self._refused: Exception | None = None
         self._provider_ids = count(1)
         self._wire = WireCheck()
 
@@ -242,7 +274,11 @@ class Script:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
-        self._wire.check(request)
+        try:
+            self._wire.check(request)
+        except WireError as error:
+            self._refuse(error)
+            raise
         bare = request.position is not None and request.position.thread is None
         taken = self._take() if bare else None
         given: list[ModelEvent] = []
@@ -266,6 +302,7 @@ class Script:
                     continue
                 yield event
             if failure is not None:
+                place.failed = True
                 raise failure.error
             place.given = True
         finally:
@@ -273,12 +310,17 @@ class Script:
                 heappush(self._returned, taken)
 
     def assert_done(self) -> None:
-        """Every reply was given at least once; a summary need not be.
+        """Every reply was given at least once, and no request refused; a summary need not be asked for.
 
         Raises:
-            AssertionError: Some were not; names the first.
+            WireError: A provider would have refused a request, although nobody may have been told.
+            AssertionError: Some were not given, or one more was asked for; says which.
         """
-        left = [index for index, place in enumerate(self._places) if place.reply is not None and not place.given]
+        if isinstance(self._refused, WireError):
+            raise self._refused
+        if self._refused is not None:
+            raise AssertionError(str(self._refused))
+        left = [index for index, place in enumerate(self._places) if place.left]
         if left:
             raise AssertionError(f"{len(left)} of the script's replies were not asked for, first that at {left[0]}")
 
@@ -296,19 +338,25 @@ class Script:
             return self._summary
         index = request.position.index if taken is None else taken
         if index >= len(self._places):
-            raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
+            raise self._refuse(self._past_the_end(request))
         return self._places[index]
 
     def _reply(self, place: _Place, request: ModelRequest) -> Reply:
         if place.reply is None:
-            raise ModelError(self._past_the_end(request), code="MODEL_SCRIPT")
+            raise self._refuse(self._past_the_end(request))
         return place.reply
 
-    def _past_the_end(self, request: ModelRequest) -> str:
+    def _refuse(self, error: Exception) -> Exception:
+        """Whoever asked may contain it: a sub-agent that fails is a result for its parent."""
+        self._refused = self._refused or error
+        return error
+
+    def _past_the_end(self, request: ModelRequest) -> ModelError:
         replies = self._count()
         last = repr(request.messages[-1]) if len(request.messages) else "none"
         shown = last if len(last) <= _SHOWN else f"{last[:_SHOWN]}…"
-        return f"the script has {replies} and was asked for one more; the last message was {shown}"
+        told = f"the script has {replies} and was asked for one more; the last message was {shown}"
+        return ModelError(told, code="MODEL_SCRIPT")
 
     def _count(self) -> str:
         replies = sum(place.reply is not None for place in self._places)

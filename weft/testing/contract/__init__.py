@@ -10,6 +10,9 @@ A subclass named `Test…` with a fixture `new_store` is the whole of a store's 
 
 import pytest
 
+# Before they are imported: their assertions say what was found also where pytest does not know the plugin of weft.
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("_appends", "_ends", "_kit", "_leases", "_lists")))
+
 from weft.testing.clock import ManualClock
 from weft.testing.contract._appends import AppendPromises
 from weft.testing.contract._ends import EndPromises

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from weft.errors import Locked, NotFound, Stale
-from weft.testing.clock import settle
+from weft.testing.clock import ManualClock, settle
 from weft.testing.contract._kit import (
     LEASE,
+    STATES,
+    World,
     after,
     change,
     create,
@@ -20,7 +22,7 @@ from weft.testing.contract._kit import (
     plain,
 )
 from weft.thread._codec import digest_line
-from weft.thread.store import Appended, Claim, Head, Hold, Lease, Query, Release, Seize, Store
+from weft.thread.store import Appended, Claim, Head, Hold, Lease, Loaded, Query, Release, Seize, Store
 
 
 @plain
@@ -119,6 +121,32 @@ class AppendPromises:
             assert loaded.lines == everything[position:]
             assert loaded.head == then
 
+    async def test_what_is_loaded_is_of_one_moment(self, a: Store, b: Store) -> None:
+        head = await create(a)
+        moments = {1: (head, Lease(owner=None, generation=0, live=False))}
+        loads: list[asyncio.Future[Loaded]] = []
+        for n in range(10):
+            loads += [asyncio.ensure_future(store.load("t")) for store in (a, b)]
+            writing = asyncio.ensure_future(change(a, head, Claim(ttl=LEASE, once=True), "one", "two", "three"))
+            for _ in range(5):
+                loads += [asyncio.ensure_future(store.load("t")) for store in (a, b)]
+                await settle(1)
+            head = (await writing).head
+            moments[head.count] = (head, Lease(owner=None, generation=n + 1, live=False))
+        for loaded in await asyncio.gather(*loads):
+            assert (loaded.head, loaded.lease) == moments.get(len(loaded.lines))
+
+    async def test_what_others_write_is_seen_by_a_store_that_has_read_before(self, a: Store, b: Store) -> None:
+        head = await create(a, of=index(title="0"))
+        for n in range(1, 3):
+            assert await b.load("t") == await a.load("t")
+            assert [row.state.title for row in await b.list(Query())] == [f"{n - 1}"]
+            lines, then = after(head, f"{n}")
+            await a.append("t", lines, head, Seize(ttl=LEASE), index(title=f"{n}"))
+            assert await b.load("t", head.count) == (lines, then, Lease(owner="a", generation=n, live=True))
+            assert len(await b.scan("t")) == then.count
+            head = then
+
     async def test_a_scan_gives_every_line_by_its_position(self, a: Store, b: Store) -> None:
         head = await create(a)
         lines, _ = after(head, *(f"{n}" for n in range(600)))
@@ -170,13 +198,36 @@ class AppendPromises:
         head = (await change(a, await create(a), None, "one")).head
         await change(b, head, Claim(ttl=LEASE))
         for lease in (None, Claim(ttl=LEASE), Seize(ttl=LEASE), Hold(generation=1), Release(generation=7)):
-            with pytest.raises(Stale) as caught:
-                await change(a, wrong, lease, "two")
-            assert caught.value.thread == "t"
-            assert caught.value.head == head
+            for texts in ((), ("two",)):
+                with pytest.raises(Stale) as caught:
+                    await change(a, wrong, lease, *texts)
+                assert caught.value.thread == "t"
+                assert caught.value.head == head
         loaded = await a.load("t")
         assert loaded.head == head
         assert loaded.lease == Lease(owner="b", generation=1, live=True)
+
+    async def test_a_head_is_both_its_count_and_its_digest(self, a: Store) -> None:
+        first = await create(a)
+        head = (await change(a, first, None, "one")).head
+        for wrong in (Head(1, head.digest), Head(3, head.digest), Head(2, first.digest)):
+            with pytest.raises(Stale):
+                await change(a, wrong, None, "two")
+        assert (await a.load("t")).head == head
+
+    @pytest.mark.parametrize("state", STATES)
+    async def test_a_stale_append_leaves_the_lease_as_it_was(
+        self, a: Store, b: Store, clock: ManualClock, state: str
+    ) -> None:
+        head = await create(a)
+        await STATES[state](World(a, b, clock), head)
+        before = await a.load("t")
+        now = before.lease.generation
+        takes = [take(ttl=LEASE, once=once) for take in (Claim, Seize) for once in (False, True)]
+        for lease in (*takes, Hold(generation=now), Hold(generation=now, hand_off=True), Release(generation=now)):
+            with pytest.raises(Stale):
+                await change(a, Head(1, "0" * 32), lease, "one")
+            assert await b.load("t") == before
 
     async def test_a_right_head_under_anothers_lease_is_locked(self, a: Store, b: Store) -> None:
         head = await create(a)

@@ -19,11 +19,12 @@ from weft.testing.contract._kit import (
     after,
     change,
     create,
+    index,
     lease_of,
     outcomes,
     plain,
 )
-from weft.thread.store import Appended, Claim, Hold, Lease, LeaseChange, Release, Seize, Store
+from weft.thread.store import Appended, Claim, Hold, Lease, LeaseChange, Query, Release, Seize, Store
 
 LONG_AGO = 1_000.0
 OWN = frozenset({"own", "own expired", "own handed off"})
@@ -87,7 +88,7 @@ class LeasePromises:
         assert before.live == (state in LIVE)
         case = CASES[name]
         lines, then = after(head, "one", "two")
-        wait = a.append("t", lines, head, case.make(before.generation), None)
+        wait = a.append("t", lines, head, case.make(before.generation), index(title="new"))
         if state in case.accepted:
             wanted = case.then(before)
             assert await wait == Appended(then, wanted.generation)
@@ -97,6 +98,7 @@ class LeasePromises:
                 await wait
             assert caught.value.holder == before.owner
             assert (await b.load("t"))[1:] == (head, before)
+        assert [row.state.title for row in await b.list(Query())] == ["new" if state in case.accepted else None]
 
     @pytest.mark.parametrize("state", STATES)
     async def test_renewals(self, a: Store, b: Store, clock: ManualClock, state: str) -> None:
