@@ -619,6 +619,9 @@ def test_what_no_reply_can_be_made_of_is_refused_where_it_is_written(make: Any, 
         make()
 
 
-def test_an_argument_may_be_called_args() -> None:
-    assert call("run", args=["-l"]).arguments == '{"args": ["-l"]}'
-    assert call("run", args="-l", tool="sh").arguments == '{"args": "-l", "tool": "sh"}'
+def test_arguments_are_a_dict_or_names_and_one_may_be_called_args() -> None:
+    assert call("run", args={"x": 1}, y=2).arguments == '{"x": 1, "y": 2}'
+    assert call("run", {"args": ["-l"]}).arguments == '{"args": ["-l"]}'
+    wrong: Any = ["-l"]
+    with pytest.raises(TypeError, match="a dict of arguments, or a raw text"):
+        call("run", args=wrong)

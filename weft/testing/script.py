@@ -97,19 +97,21 @@ def say(text: str, *, usage: Usage | None = SPENT) -> Reply:
 
 
 def call(
-    tool: str, args: Mapping[str, Any] | str | None = None, /, *, call_id: str | None = None, **kwargs: Any
+    tool: str, /, args: Mapping[str, Any] | str | None = None, *, call_id: str | None = None, **kwargs: Any
 ) -> Call:
     """A call of a tool, as a reply of its own or inside `calls`.
 
     Args:
         tool: The tool's name.
-        args: The arguments, as a dict or as raw text (which may be wrong on purpose).
+        args: The arguments, as a dict or as raw text (which may be wrong on purpose); one that is called `args` is
+            given in the dict.
         call_id: The provider's id; unique unless told.
         kwargs: The arguments, by name.
 
     Raises:
         TypeError: There is a raw text, and arguments beside it.
     """
+    _check(f"call({tool!r}, …)", "a dict of arguments, or a raw text", {} if args is None else args, Mapping | str)
     if isinstance(args, str) and kwargs:
         raise TypeError(f"call({tool!r}, …) takes a raw text or arguments, not both")
     arguments = args if isinstance(args, str) else json.dumps({**(args or {}), **kwargs})

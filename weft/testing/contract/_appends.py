@@ -140,7 +140,7 @@ class AppendPromises:
         head = await create(a, of=index(title="0"))
         for n in range(1, 3):
             assert await b.load("t") == await a.load("t")
-            assert [row.state.title for row in await b.list(Query())] == [f"{n - 1}"]
+            assert [row.state and row.state.title for row in await b.list(Query())] == [f"{n - 1}"]
             lines, then = after(head, f"{n}")
             await a.append("t", lines, head, Seize(ttl=LEASE), index(title=f"{n}"))
             assert await b.load("t", head.count) == (lines, then, Lease(owner="a", generation=n, live=True))
