@@ -70,7 +70,8 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock, firing what is due in order, and let the loop come to rest after each."""
+        """Move the clock, firing what is due in order, and let the loop come to rest before, and after each."""
+        await settle()
         target = self._monotonic + seconds
         while self._timers and self._timers[0][0] <= target:
             due, _, timer = heapq.heappop(self._timers)
