@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "joined", "shielded", "start_task"]
+__all__ = ["Clock", "Expects", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "joined", "shielded", "start_task"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,15 @@ class Clock(Protocol):
 
     def deadline(self, seconds: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` on the loop after `seconds`, unless it is called off."""
+        ...
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """A clock that a test moves, and that moves only once what threads are at work on has come back to the loop."""
+
+    def expect(self, work: asyncio.Future[Any]) -> None:
+        """A thread is at work on this."""
         ...
 
 

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 __all__ = ["CountingIds", "ManualClock"]
 
@@ -30,6 +31,7 @@ class ManualClock:
         self._monotonic = 0.0
         self._timers: list[tuple[float, int, _Timer]] = []
         self._order = count()
+        self._expected: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         return f"ManualClock({self._now!r})"
@@ -69,9 +71,18 @@ class ManualClock:
         heapq.heappush(self._timers, (self._monotonic + seconds, next(self._order), timer))
         return timer
 
+    def expect(self, work: asyncio.Future[Any]) -> None:
+        """A store's thread is at work on this: `advance` waits for it."""
+        self._expected.add(work)
+        work.add_done_callback(self._expected.discard)
+
     async def advance(self, seconds: float) -> None:
-        """Move the clock, firing what is due in order, and let the loop come to rest before, and after each."""
-        await settle()
+        """Move the clock, firing what is due in order, and let the loop come to rest before, and after each.
+
+        It rests when nothing is ready to run, and SQLite's threads have done what they were asked. A synchronous body
+        is not waited for.
+        """
+        await self._rest()
         target = self._monotonic + seconds
         while self._timers and self._timers[0][0] <= target:
             due, _, timer = heapq.heappop(self._timers)
@@ -80,9 +91,16 @@ class ManualClock:
             self._move(due)
             callback, timer.callback = timer.callback, None
             callback()
-            await settle()
+            await self._rest()
         self._move(target)
+        await self._rest()
+
+    async def _rest(self) -> None:
         await settle()
+        loop = asyncio.get_running_loop()
+        while at_work := [work for work in self._expected if work.get_loop() is loop]:
+            await asyncio.wait(at_work)
+            await settle()
 
     def _move(self, to: float) -> None:
         self._now += to - self._monotonic

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from weft._contain import Contained, contain, contain_call
-from weft._ports import Clock, SystemClock
+from weft._ports import Clock, Expects, SystemClock
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread import _schema_sql as sql
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind, proved_dead
@@ -217,6 +217,7 @@ class SQLiteStore:
         self._renewed: asyncio.Future[None] | None = None
         """Done when the thread that renews has ended."""
         self._told: Told | None = None
+        self._expect = clock.expect if isinstance(clock, Expects) else None
 
     # -- opening and closing
 
@@ -453,7 +454,10 @@ class SQLiteStore:
         renewals, closed = self._renewals, self._closed()
         if renewals is None or closed is not None:
             raise closed or Closed()
-        kept = await renewals.ask(held)
+        asked = renewals.ask(held)
+        if self._expect is not None:
+            self._expect(asked)
+        kept = await asked
         if isinstance(kept, Contained):
             raise _failed(kept.cause)
         return kept
@@ -472,6 +476,8 @@ class SQLiteStore:
         if closed is not None:
             job.future.set_exception(closed)
         else:
+            if self._expect is not None:
+                self._expect(job.future)
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._hand_over)
             self._gathered.append(job)
@@ -583,10 +589,9 @@ class SQLiteStore:
     # -- reading
 
     async def load(self, thread: str, after: int = 0) -> Loaded:
-        reader = self._require_reader()
         values = {"id": thread, "after": after, "now": self.clock.now()}
         try:
-            rows = list(await reader.execute_fetchall(sql.LOAD, values))
+            rows = await self._fetch(sql.LOAD, values)
         except sqlite3.Error as error:
             raise await self._damage(thread, after, error) from error
         except UnicodeEncodeError:  # an id that is no text is that of no thread
@@ -608,9 +613,8 @@ class SQLiteStore:
         return Loaded(lines, Head(count, digest), Lease(owner=owner, generation=generation, live=live))
 
     async def scan(self, thread: str) -> dict[int, bytes]:
-        reader = self._require_reader()
         try:
-            rows = list(await reader.execute_fetchall(sql.STATE, (thread,)))
+            rows = await self._fetch(sql.STATE, (thread,))
         except sqlite3.Error as error:
             raise StoreFailed(f"the store could not read: {error}") from error
         except UnicodeEncodeError:
@@ -656,6 +660,17 @@ class SQLiteStore:
         why += "; go back to a backup" if _is_damaged(error) else ""
         return StoreFailed(f"the store could not read {what} in {self._path.name!r}: {why}")
 
+    async def _fetch(self, statement: str, values: Any) -> list[Any]:
+        reading = self._require_reader().execute_fetchall(statement, values)
+        if self._expect is None:
+            return list(await reading)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expect(done)
+        try:
+            return list(await reading)
+        finally:
+            done.cancel()
+
     def _row(self, row: Sequence[Any]) -> Listed:
         try:
             state = _index(row)
@@ -676,7 +691,7 @@ class SQLiteStore:
             "limit": query.limit,
         }
         try:
-            rows = await self._require_reader().execute_fetchall(sql.LIST, values)
+            rows = await self._fetch(sql.LIST, values)
         except sqlite3.Error as error:
             raise self._unreadable("its list", error) from error
         return [self._row(row) for row in rows]
