@@ -781,10 +781,8 @@ class Live:
             await self.changed()
 
     def close(self, cause: Failure) -> None:
-        """Nothing more is read or written here; whoever waits gets the cause."""
-        if self._closed is not None:
-            return
-        self._closed = cause
+        """Nothing more is read or written here; whoever waits gets the cause, the first one where there are several."""
+        cause = self._closed = self._closed or cause
         runner, self.runner = self.runner, None
         if runner is not None:
             runner.revoke(cause)
