@@ -530,15 +530,17 @@ class Actor:
             created.add_done_callback(_read)  # it fails the same way
             raise
         kept = await contain("child", created)
-        if isinstance(kept, bytes) and kept != line:  # somebody else has made it, or has ended it before it began
-            self.live.forget()
-            await self.live.open()
+        if isinstance(kept, Contained):  # also why the plan has failed
+            self.live.close(kept.cause)
+            raise kept.cause
+        if kept != line:  # somebody else has made it, or has ended it before it began
+            self.live.close(Busy(f"thread {self.live.id!r} was made elsewhere just now; try again"))
+            self.live = await self.place.live(self.live.id).open()
+            self.live.output = self.agent._output
             slot.hand_back()
             return
-        for failed in (kept, plan):  # the first is why the second failed
-            if isinstance(failed, Contained):
-                self.live.forget()
-                raise failed.cause
+        if isinstance(plan, Contained):
+            raise plan.cause
         if isinstance(plan, Plan):
             await self._run_here(plan, {}, slot)
 

@@ -270,18 +270,12 @@ class Live:
         self._next_leaf = self._last_leaf()
         self._next_index = self.view.index
 
-    def forget(self) -> None:
-        """Load again at the next `open`: what is here is not what the store has."""
-        self._view = None
-        self._closed = None
-        self.head = self._next = EMPTY
-
     def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
         """Make the thread, with this header; what follows may be recorded at once.
 
         Returns:
             The header's line, and a future of the one that the store keeps: another one if the thread was
-            there already; then what is here must be forgotten.
+            there already; then this must be closed.
         """
         line, created = self._begin(header)
         if self.world.observed:

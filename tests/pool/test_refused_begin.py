@@ -1,0 +1,69 @@
+"""A child that cannot be made where two handles go on with its parent is made when it can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from weft import Agent
+from weft.errors import StoreFailed
+from weft.pool import Pool
+from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.testing.clock import settle
+from weft.thread import Memory
+from weft.thread.memory import MemoryStore
+from weft.thread.openstore import OpenStore
+from weft.thread.store import Appended, Head, Index, LeaseChange
+
+
+class Full(MemoryStore):
+    """A disk that takes its time to refuse a child, and its first entries."""
+
+    waiting: list[asyncio.Future[Any]] | None = None
+
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        if self.waiting is None:
+            return super().create(thread, line, index, more)
+        return self._later()
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        if self.waiting:
+            return self._later()
+        return super().append(thread, lines, expect, lease, index)
+
+    def _later(self) -> asyncio.Future[Any]:
+        assert self.waiting is not None
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return self.waiting[-1]
+
+    def refuse(self) -> None:
+        waiting, self.waiting = self.waiting or [], None
+        for future in waiting:
+            future.set_exception(StoreFailed("the disk is full"))
+
+
+async def test_a_child_whose_making_is_refused_is_made_later_also_where_two_drive_it() -> None:
+    pool = Pool(1)
+    helper = Agent(Script(say("helped")), name="helper")
+    parent = Agent(Script(call("help", prompt="x"), say("done")), tools=[pool.wrap("help", helper, description="x")])
+    clock = ManualClock()
+    disk = Full(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(parent)
+        disk.waiting = []
+        turn = await session.send("go")
+        await settle()
+        assert len(disk.waiting) == 2
+        await (await store.open(session.id, parent)).resume()
+        await settle()
+        disk.refuse()
+        await clock.advance(1.0)
+        waits = asyncio.ensure_future(turn.wait())
+        await clock.advance(60.0)
+        assert waits.done()
+        assert waits.result().text == "done"
+        assert [receipt.state for receipt in session.receipts] == ["done"]
+    assert store._host.failures == []
