@@ -520,6 +520,9 @@ class Actor:
         await slot.take()
         if self.parent is not None and self.parent._is_over(receipt):
             return
+        if self.live.loaded:  # another handle's actor has made it while this one waited
+            slot.hand_back()
+            return
         allow = narrower(self.agent.allow, parent.permissions)
         header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
         self.live.context = copy_context()

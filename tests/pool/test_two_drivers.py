@@ -1,4 +1,4 @@
-"""A child that cannot be made where two handles go on with its parent is made when it can."""
+"""Where two handles go on with a parent, each of its children is made once, and when it can be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from weft import Agent
+from weft import Agent, tool
 from weft.errors import StoreFailed
 from weft.pool import Pool
-from weft.testing import CountingIds, ManualClock, Script, call, say
+from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
-from weft.thread import Memory
+from weft.thread import Memory, approve, open_store
 from weft.thread.memory import MemoryStore
 from weft.thread.openstore import OpenStore
 from weft.thread.store import Appended, Head, Index, LeaseChange
@@ -67,3 +67,33 @@ async def test_a_child_whose_making_is_refused_is_made_later_also_where_two_driv
         assert waits.result().text == "done"
         assert [receipt.state for receipt in session.receipts] == ["done"]
     assert store._host.failures == []
+
+
+async def test_a_child_that_two_were_to_make_is_made_by_one_of_them() -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    pool, clock, free, asks = Pool(1), ManualClock(), asyncio.Event(), asyncio.Event()
+    slow = pool.wrap("slow", Agent(Script(hold(free, say("at last"))), name="slow"), description="x")
+    payer = Agent(Script(hold(asks, call("pay")), say("paid")), name="payer", tools=[pay])
+    parent = Agent(Script(call("payer", prompt="x"), say("done")), tools=[pool.wrap("payer", payer, description="x")])
+    async with open_store(Memory(), clock=clock, grace=0.0) as store:
+        other = await store.create(Agent(Script(call("slow", prompt="x"), say("done")), tools=[slow]))
+        await other.send("take the slot")
+        await settle()
+        session = await store.create(parent)
+        await session.send("go")
+        await settle()
+        await (await store.open(session.id, parent)).resume()  # so that two wait for the slot
+        await settle()
+        free.set()
+        await clock.advance(1.0)
+        child = await store.open(session.receipts[0].child)
+        asks.set()
+        await clock.advance(1.0)  # it waits for a person, and the slot is free
+        await child.note("n", "of who has it open")
+        await session.decide(*map(approve, session.pending))
+        await clock.advance(1.0)
+        assert [message.text for message in session.messages][-1] == "done"
+        assert store.reports == []
