@@ -527,14 +527,9 @@ class Actor:
         header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
         self.live.context = copy_context()
         line, created = self.live.found(header)
-        try:
-            plan = await contain("child", self._first_prompt(receipt))
-        except BaseException:
-            created.add_done_callback(_read)  # it fails the same way
-            raise
+        plan = await contain("child", self._first_prompt(receipt))
         kept = await contain("child", created)
         if isinstance(kept, Contained):  # also why the plan has failed
-            self.live.close(kept.cause)
             raise kept.cause
         if kept != line:  # somebody else has made it, or has ended it before it began
             self.live.close(Busy(f"thread {self.live.id!r} was made elsewhere just now; try again"))
@@ -667,11 +662,6 @@ def _swapped(
     then: Callable[[Plan, Mapping[str, CallPlan]], object], plans: Mapping[str, CallPlan], plan: Plan
 ) -> object:
     return then(plan, plans)
-
-
-def _read(future: asyncio.Future[bytes]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def known_turn(live: Live, key: str | None) -> Turn[Any]:

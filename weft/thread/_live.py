@@ -278,9 +278,16 @@ class Live:
             there already; then this must be closed.
         """
         line, created = self._begin(header)
+        created.add_done_callback(self._not_made)
         if self.world.observed:
             created.add_done_callback(partial(self._created, header, line))
         return line, created
+
+    def _not_made(self, created: asyncio.Future[bytes]) -> None:
+        """Nothing that follows can be written: told before that is tried, so that everybody knows why."""
+        failure = None if created.cancelled() else created.exception()
+        if failure is not None:
+            self.close(failure)
 
     def _begin(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
         line = header_line(header)
