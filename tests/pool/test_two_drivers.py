@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tests.thread.places import SlowStore
 from weft import Agent, tool
 from weft.errors import StoreFailed
 from weft.pool import Pool
@@ -97,3 +98,23 @@ async def test_a_child_that_two_were_to_make_is_made_by_one_of_them() -> None:
         await clock.advance(1.0)
         assert [message.text for message in session.messages][-1] == "done"
         assert store.reports == []
+
+
+async def test_who_comes_too_late_to_begin_a_child_keeps_no_slot() -> None:
+    pool, clock = Pool(1), ManualClock()
+    helper = Agent(Script(say("helped")), name="helper")
+    parent = Agent(
+        Script(call("help", prompt="x"), call("help", prompt="y"), say("done")),
+        tools=[pool.wrap("help", helper, description="x")],
+    )
+    disk = SlowStore(Memory(), "one", clock)
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(parent)
+        disk.hold(3)  # the child's first append
+        turn = await session.send("go")
+        await settle()
+        await (await store.open(session.id, parent)).resume()
+        await settle()
+        await disk.open_up()
+        await clock.advance(1.0)
+        assert turn.outcome == "answered"

@@ -518,9 +518,8 @@ class Actor:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         self.agent._check_ready()
         await slot.take()
-        if self.parent is not None and self.parent._is_over(receipt):
-            return
-        if self.live.loaded:  # another handle's actor has made it while this one waited
+        over = self.parent is not None and self.parent._is_over(receipt)
+        if over or self.live.loaded:  # or another handle's actor has made it while this one waited
             slot.hand_back()
             return
         allow = narrower(self.agent.allow, parent.permissions)
@@ -539,7 +538,13 @@ class Actor:
             return
         if isinstance(plan, Contained):
             raise plan.cause
-        if isinstance(plan, Plan):
+        await self._run_first(plan, slot)
+
+    async def _run_first(self, plan: Plan | None, slot: Slot) -> None:
+        """Run the turn that was claimed with a slot in hand; where somebody else was first, it is not needed."""
+        if plan is None:
+            slot.hand_back()
+        else:
             await self._run_here(plan, {}, slot)
 
     async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:
@@ -563,9 +568,7 @@ class Actor:
             return True
         if view.run is None:
             await slot.take()
-            plan = await self._first_prompt(receipt)
-            if plan is not None:
-                await self._run_here(plan, {}, slot)
+            await self._run_first(await self._first_prompt(receipt), slot)
             return True
         if not view.run.parked or view.resumable():
             await self._claim_and_run(slot)
