@@ -1,4 +1,4 @@
-"""Where two handles go on with a parent, each of its children is made once, and when it can be."""
+"""Where two go on with a parent, each of its children is made once, and when it can and may be."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tests.thread.places import SlowStore
 from weft import Agent, tool
-from weft.errors import StoreFailed
+from weft.errors import NotFound, StoreFailed
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
@@ -118,3 +120,34 @@ async def test_who_comes_too_late_to_begin_a_child_keeps_no_slot() -> None:
         await disk.open_up()
         await clock.advance(1.0)
         assert turn.outcome == "answered"
+
+
+class Deaf(MemoryStore):
+    """A store whose renewals never arrive."""
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        raise StoreFailed("no answer")
+
+
+async def test_a_child_that_was_cancelled_before_it_began_is_not_begun_by_who_is_late() -> None:
+    pool, data, clock, free = Pool(1), Memory(), ManualClock(), asyncio.Event()
+    slow = pool.wrap("slow", Agent(Script(hold(free, say("at last"))), name="slow"), description="x")
+    late = pool.wrap("late", Agent(Script(say("never")), name="late"), description="x")
+    deaf = Deaf(data, owner="deaf", ttl=30.0, clock=clock, survives=True)
+    async with (
+        OpenStore(deaf, clock=clock, ids=CountingIds("a"), grace=0.0) as one,
+        open_store(data, clock=clock, ids=CountingIds("b")) as two,
+    ):
+        await (await one.create(Agent(Script(call("slow", prompt="x")), tools=[slow]))).send("take the slot")
+        await settle()
+        session = await one.create(Agent(Script(call("late", prompt="x")), tools=[late]))
+        await session.send("go")
+        await clock.advance(31.0)
+        theirs = await two.open(session.id)
+        assert await theirs.cancel()
+        await clock.advance(11.0)
+        assert [receipt.state for receipt in theirs.receipts] == ["cancelled"]
+        free.set()
+        await clock.advance(1.0)
+        with pytest.raises(NotFound):
+            await two.open(theirs.receipts[0].child)

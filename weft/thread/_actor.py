@@ -492,6 +492,12 @@ class Actor:
         """Whether nobody waits for the child any more, since the run that has delegated was cancelled."""
         return receipt.settled is not None or self.live.view.is_orphan(receipt)
 
+    async def _is_over_by_now(self, receipt: ReceiptView) -> bool:
+        """The same, where a child is about to begin; read anew where somebody else may have ended the run."""
+        if not self.live.may_act():
+            await self.live.refresh()
+        return self._is_over(receipt)
+
     async def _child(self, receipt: ReceiptView) -> Actor:
         accepted = receipt.accepted
         tool = self.agent._tools.get(accepted.wrap or "")
@@ -518,7 +524,7 @@ class Actor:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         self.agent._check_ready()
         await slot.take()
-        over = self.parent is not None and self.parent._is_over(receipt)
+        over = self.parent is not None and await self.parent._is_over_by_now(receipt)
         if over or self.live.loaded:  # or another handle's actor has made it while this one waited
             slot.hand_back()
             return
