@@ -253,3 +253,28 @@ async def test_what_was_on_its_way_when_the_lease_was_lost_is_not_written_under_
         assert (await turn.wait()).text == "done"
         assert [message.role for message in session.messages] == ["user", "user", "assistant", "tool", "assistant"]
         assert body.runs == 1
+
+
+class Shaky(MemoryStore):
+    """Whose first renewal raises what a store should not."""
+
+    asked = 0
+
+    async def renew(self, held: Sequence[tuple[str, int]]) -> dict[str, int]:
+        self.asked += 1
+        if self.asked == 1:
+            raise OSError("connection reset")
+        return await super().renew(held)
+
+
+async def test_a_renewal_that_raises_what_it_should_not_is_not_the_last() -> None:
+    data, clock, held = Memory(), ManualClock(), Held()
+    disk = Shaky(data, owner="shaky", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a")) as one, open_store(data, clock=clock) as two:
+        session = await one.create(held.agent())
+        turn = await session.send("go")
+        await held.started.wait()
+        await clock.advance(300.0)
+        assert await (await two.open(session.id, Held().agent())).resume() is None
+        held.release.set()
+        assert (await turn.wait()).text == "done"

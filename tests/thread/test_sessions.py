@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from pathlib import Path
@@ -39,6 +39,7 @@ from weft.model import ModelEvent
 from weft.testing import CountingIds, ManualClock, Script, call, calls, fail, hold, override, say
 from weft.thread import Entry, Memory, OpenStore, Session, Turn, approve, open_store
 from weft.thread.memory import MemoryStore
+from weft.thread.store import Appended, Head, Index, LeaseChange
 
 Where: TypeAlias = Memory | str
 SPENT = Usage(input_tokens=10, output_tokens=5)
@@ -2223,3 +2224,49 @@ async def test_the_events_of_a_turn_that_was_left_before_its_first_step_end() ->
 
 async def _kinds(turn: Turn) -> list[str]:
     return [event.kind async for event in turn.events()]
+
+
+class Batched(MemoryStore):
+    """While `batch` is a list, what is to be written is gathered there, and written together."""
+
+    batch: list[tuple[asyncio.Future[Any], Callable[[], Any]]] | None = None
+
+    async def delete(self, thread: str, expect: Head) -> None:
+        await self._gather(lambda: self._delete(thread, expect))
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        return self._gather(lambda: self._append(thread, lines, expect, lease, index))
+
+    def _gather(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.batch is None:
+            future.set_result(work())
+        else:
+            self.batch.append((future, work))
+        return future
+
+    def write(self) -> None:
+        gathered, self.batch = self.batch or [], None
+        for future, work in gathered:
+            try:
+                future.set_result(work())
+            except NotFound as error:
+                future.set_exception(error)
+
+
+async def test_who_writes_to_a_thread_that_is_being_deleted_is_told() -> None:
+    disk = Batched(Memory(), owner="one", ttl=30.0, clock=ManualClock(), survives=True)
+    async with OpenStore(disk, clock=ManualClock(), ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(Script()))
+        disk.batch = []
+        deleting = asyncio.ensure_future(store.delete(session.id))
+        await settle()
+        noting = asyncio.ensure_future(session.note("n", "too late"))
+        await settle()
+        disk.write()
+        await settle()
+        assert deleting.done()
+        assert noting.done()
+        assert isinstance(noting.exception(), NotFound)

@@ -447,6 +447,42 @@ async def test_a_lock_that_is_not_given_up_fails_what_waits_for_it_and_the_store
     assert proofs(path) == []
 
 
+class Watched(sqlite3.Connection):
+    """Says how often it was asked to begin, and does something in between."""
+
+    tries = 0
+    between: Callable[[int], None] | None = None
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        self.tries += 1
+        if self.between is not None:
+            self.between(self.tries)
+        return super().execute(*given)
+
+
+async def test_who_has_waited_for_a_lock_in_vain_does_not_wait_again_while_another_thread_still_does(
+    path: Path, opened: Open
+) -> None:
+    store = await opened(locked=0.01)
+    writes, renews = (sqlite3.connect(path, timeout=0, isolation_level=None, factory=Watched) for _ in range(2))
+    tried: list[int] = []
+
+    def write(tries: int) -> None:
+        if tries in (2, 4):
+            writes.tries = 0
+            with pytest.raises(sqlite3.OperationalError):
+                store._begin(writes)
+            tried.append(writes.tries)
+
+    renews.between = write
+    with database(path) as connection, closing(writes), closing(renews):
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError):
+            store._begin(renews)
+    assert tried[0] > 1
+    assert tried[1] == 1
+
+
 async def test_a_lock_that_is_not_given_up_fails_a_start(path: Path, made: Make) -> None:
     with database(path) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -492,6 +492,12 @@ class Actor:
         """Whether nobody waits for the child any more, since the run that has delegated was cancelled."""
         return receipt.settled is not None or self.live.view.is_orphan(receipt)
 
+    async def _is_over_by_now(self, receipt: ReceiptView) -> bool:
+        """The same, where a child is about to begin; read anew where somebody else may have ended the run."""
+        if not self.live.may_act():
+            await self.live.refresh()
+        return self._is_over(receipt)
+
     async def _child(self, receipt: ReceiptView) -> Actor:
         accepted = receipt.accepted
         tool = self.agent._tools.get(accepted.wrap or "")
@@ -518,28 +524,33 @@ class Actor:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         self.agent._check_ready()
         await slot.take()
-        if self.parent is not None and self.parent._is_over(receipt):
+        over = self.parent is not None and await self.parent._is_over_by_now(receipt)
+        if over or self.live.loaded:  # or another handle's actor has made it while this one waited
+            slot.hand_back()
             return
         allow = narrower(self.agent.allow, parent.permissions)
         header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
         self.live.context = copy_context()
         line, created = self.live.found(header)
-        try:
-            plan = await contain("child", self._first_prompt(receipt))
-        except BaseException:
-            created.add_done_callback(_read)  # it fails the same way
-            raise
+        plan = await contain("child", self._first_prompt(receipt))
         kept = await contain("child", created)
-        if isinstance(kept, bytes) and kept != line:  # somebody else has made it, or has ended it before it began
-            self.live.forget()
-            await self.live.open()
+        if isinstance(kept, Contained):  # also why the plan has failed
+            raise kept.cause
+        if kept != line:  # somebody else has made it, or has ended it before it began
+            self.live.close(Busy(f"thread {self.live.id!r} was made elsewhere just now; try again"))
+            self.live = await self.place.live(self.live.id).open()
+            self.live.output = self.agent._output
             slot.hand_back()
             return
-        for failed in (kept, plan):  # the first is why the second failed
-            if isinstance(failed, Contained):
-                self.live.forget()
-                raise failed.cause
-        if isinstance(plan, Plan):
+        if isinstance(plan, Contained):
+            raise plan.cause
+        await self._run_first(plan, slot)
+
+    async def _run_first(self, plan: Plan | None, slot: Slot) -> None:
+        """Run the turn that was claimed with a slot in hand; where somebody else was first, it is not needed."""
+        if plan is None:
+            slot.hand_back()
+        else:
             await self._run_here(plan, {}, slot)
 
     async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:
@@ -563,9 +574,7 @@ class Actor:
             return True
         if view.run is None:
             await slot.take()
-            plan = await self._first_prompt(receipt)
-            if plan is not None:
-                await self._run_here(plan, {}, slot)
+            await self._run_first(await self._first_prompt(receipt), slot)
             return True
         if not view.run.parked or view.resumable():
             await self._claim_and_run(slot)
@@ -662,11 +671,6 @@ def _swapped(
     then: Callable[[Plan, Mapping[str, CallPlan]], object], plans: Mapping[str, CallPlan], plan: Plan
 ) -> object:
     return then(plan, plans)
-
-
-def _read(future: asyncio.Future[bytes]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def known_turn(live: Live, key: str | None) -> Turn[Any]:

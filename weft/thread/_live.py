@@ -270,23 +270,24 @@ class Live:
         self._next_leaf = self._last_leaf()
         self._next_index = self.view.index
 
-    def forget(self) -> None:
-        """Load again at the next `open`: what is here is not what the store has."""
-        self._view = None
-        self._closed = None
-        self.head = self._next = EMPTY
-
     def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
         """Make the thread, with this header; what follows may be recorded at once.
 
         Returns:
             The header's line, and a future of the one that the store keeps: another one if the thread was
-            there already; then what is here must be forgotten.
+            there already; then this must be closed.
         """
         line, created = self._begin(header)
+        created.add_done_callback(self._not_made)
         if self.world.observed:
             created.add_done_callback(partial(self._created, header, line))
         return line, created
+
+    def _not_made(self, created: asyncio.Future[bytes]) -> None:
+        """Nothing that follows can be written: told before that is tried, so that everybody knows why."""
+        failure = None if created.cancelled() else created.exception()
+        if failure is not None:
+            self.close(failure)
 
     def _begin(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
         line = header_line(header)
@@ -781,10 +782,8 @@ class Live:
             await self.changed()
 
     def close(self, cause: Failure) -> None:
-        """Nothing more is read or written here; whoever waits gets the cause."""
-        if self._closed is not None:
-            return
-        self._closed = cause
+        """Nothing more is read or written here; whoever waits gets the cause, the first one where there are several."""
+        cause = self._closed = self._closed or cause
         runner, self.runner = self.runner, None
         if runner is not None:
             runner.revoke(cause)

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from weft import _given
 from weft._agent import Agent, check_allowed, narrower
-from weft._contain import contain, contain_call
+from weft._contain import Contained, contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
 from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import (
@@ -28,7 +28,6 @@ from weft.errors import (
     NotFound,
     NotPending,
     Stale,
-    WeftError,
     WrongCall,
 )
 from weft.messages import clean_text
@@ -180,8 +179,8 @@ class OpenStore:
             await self.clock.sleep(every)
             held = [(live.id, live.generation) for live in self._lives.values() if live.generation is not None]
             sent = self.clock.monotonic()
-            outcome = await _contained_renewal(self.store, held)
-            if outcome is not None:  # a failed renewal kills nothing; the time running out does
+            outcome = await contain("store", self.store.renew(held))
+            if not isinstance(outcome, Contained):  # a failed renewal kills nothing; the time running out does
                 self._renewed(held, sent, outcome)
 
     def _renewed(self, held: Sequence[tuple[str, int]], sent: float, kept: Mapping[str, int]) -> None:
@@ -711,10 +710,3 @@ def _store(
 
 def _told(observer: Callable[[str, Entry], None], thread: str, entry: Entry) -> Callable[[], None]:
     return lambda: observer(thread, entry)
-
-
-async def _contained_renewal(store: Store, held: Sequence[tuple[str, int]]) -> dict[str, int] | None:
-    try:
-        return await store.renew(held)
-    except WeftError:
-        return None

@@ -202,7 +202,7 @@ class SQLiteStore:
         self._synchronous = synchronous
         self._locked = locked
         self._locked_out = False
-        """Whether the last wait for the lock was in vain: until there is one again, none is waited for."""
+        """Whether the last wait for the lock was in vain: until somebody has it again, nobody waits for it."""
         self._alive = ProofOfLife(path, owner)
         self._jobs: queue.SimpleQueue[list[_Job | _Append] | None] = queue.SimpleQueue()
         self._gathered: list[_Job | _Append] = []
@@ -564,8 +564,8 @@ class SQLiteStore:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 left -= _RETRY
-                self._locked_out = _busy(error) and left <= 0
-                if not _busy(error) or self._locked_out:
+                if not _busy(error) or left <= 0:  # set only now: another thread's wait may be over meanwhile
+                    self._locked_out = _busy(error)
                     raise
                 pause.wait(_RETRY)
             else:
