@@ -64,7 +64,9 @@ def test_an_argument_of_a_wrong_type_is_refused_when_an_agent_is_made(arguments:
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize("deps", [None, Deps, Named, Options, Tenant, dict[str, int], str | int, Any])
+@pytest.mark.parametrize(
+    "deps", [None, Deps, Named, Options, Tenant, dict[str, int], str | int, Any, Callable[[str], int]]
+)
 def test_whatever_stands_for_a_type_may_be_the_deps(deps: Any) -> None:
     agent: Agent[Any, Any] = Agent(Script(), deps=deps)
     assert agent.deps is deps

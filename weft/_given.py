@@ -12,7 +12,7 @@ __all__ = ["conditions", "deps_type", "history", "instance", "listed", "named", 
 
 T = TypeVar("T")
 
-_TYPE_MAKERS = frozenset({"types", "typing", "typing_extensions"})
+_TYPE_MAKERS = frozenset({"collections.abc", "types", "typing", "typing_extensions"})
 """Where what stands for a type, and is none, comes from: a union, an alias, a generic."""
 _ROLES = frozenset({"user", "assistant", "tool"})
 
