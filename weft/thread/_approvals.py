@@ -108,12 +108,14 @@ def pending(view: View) -> tuple[Request, ...]:
     return tuple(public(view.requests[name]) for name in view.undecided)
 
 
-def checked(decisions: Iterable[Decision]) -> None:
+def checked(decisions: Sequence[Decision]) -> None:
     """Refuse what is no decision; whoever calls may have no type checker.
 
     Raises:
-        InvalidDecision: One is something else, such as a request.
+        InvalidDecision: There is none, or one is something else, such as a request.
     """
+    if not decisions:
+        raise InvalidDecision(f"give at least one decision, {_HOW}")
     for given in decisions:
         if not isinstance(given, Decision):
             raise InvalidDecision(f"a decision is made of a request, {_HOW}; not {type(given).__name__}")
@@ -135,8 +137,7 @@ def decide(view: View, decisions: Sequence[Decision], ids: Sequence[str], now: f
         Conflict: A request was decided otherwise, or is decided twice here.
         InvalidDecision: The request does not allow this outcome.
     """
-    if not decisions:
-        raise InvalidDecision(f"give at least one decision, {_HOW}")
+    checked(decisions)
     if view.header.parent is not None:
         raise DecideAtRoot(decisions[0].request, view.header.root)
     if len({decision.request for decision in decisions}) < len(decisions):

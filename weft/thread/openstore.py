@@ -23,7 +23,6 @@ from weft.errors import (
     Busy,
     Closed,
     Corrupt,
-    InvalidDecision,
     Locked,
     NotFound,
     NotPending,
@@ -399,8 +398,6 @@ class OpenStore:
             Expired, Conflict, InvalidDecision: As for `session.decide`.
         """
         self.check_open()
-        if not decisions:
-            raise InvalidDecision("give at least one decision: approve(request), deny(request), resolve(request, …)")
         _approvals.checked(decisions)
         roots: dict[str, list[_approvals.Decision]] = {}
         for decision in decisions:
