@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 from pytest_examples import find_examples
 
+from tests.children import run_pytest
 from tests.thread.broken_stores import BROKEN
 
 ROOT = Path(__file__).parents[1]
@@ -39,35 +39,27 @@ for broken in BROKEN:
 """
 
 
-@pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Runs pytest with the plugins that are named, and no other."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    return pytester
-
-
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_the_example_of_the_page_runs_under_any_plugin_and_under_none(pytester: pytest.Pytester, plugin: str) -> None:
+def test_the_example_of_the_page_runs_under_any_plugin_and_under_none(lone: pytest.Pytester, plugin: str) -> None:
     examples = find_examples(ROOT / "docs" / "testing.md")
     (example,) = (example.source for example in examples if "StoreContract" in example.source)
-    pytester.makepyfile(example)
-    outcomes = pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", *PLUGINS[plugin]).parseoutcomes()
+    lone.makepyfile(example)
+    outcomes = run_pytest(lone, "-p", "no:cacheprovider", *PLUGINS[plugin]).parseoutcomes()
     assert outcomes.keys() == {"passed"}
     assert outcomes["passed"] > 200
 
 
-def test_a_store_that_breaks_a_promise_is_seen(pytester: pytest.Pytester) -> None:
-    file = pytester.makepyfile(SUITES).name
+def test_a_store_that_breaks_a_promise_is_seen(lone: pytest.Pytester) -> None:
+    file = lone.makepyfile(SUITES).name
     wanted = {(f"Test{broken.__name__}", test) for broken in BROKEN for test in broken.seen_by}
     tests = [f"{file}::{suite}::{test}" for suite, test in sorted(wanted)]
-    result = pytester.runpytest_subprocess("-W", "error", "-rf", "--tb=no", *tests)
+    result = run_pytest(lone, "-rf", "--tb=no", *tests)
     failed = re.findall(r"^FAILED [\w.]+::(\w+)::(\w+)", result.stdout.str(), re.M)
     assert {*failed} == wanted
 
 
-def test_what_fails_says_what_it_has_found(pytester: pytest.Pytester) -> None:
-    file = pytester.makepyfile(SUITES).name
+def test_what_fails_says_what_it_has_found(lone: pytest.Pytester) -> None:
+    file = lone.makepyfile(SUITES).name
     test = f"{file}::TestTellsOfNoMail::test_a_renewal_tells_how_many_lines_each_thread_has"
-    result = pytester.runpytest_subprocess("-W", "error", test)
+    result = run_pytest(lone, test)
     result.stdout.fnmatch_lines(["E*{'y': 1} != {'y': 3}*"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from examples.demo import DONE, FAILED, NOTHING
 from tests.aimock import aimock, calls, say, when
+from tests.children import STALLED
 
 ROOT = Path(__file__).parents[1]
 TOLD = ("WEFT_DEMO_MODEL", "WEFT_MODEL_REQUESTS")
@@ -37,7 +38,7 @@ def demo(*args: str, **told: str) -> tuple[int, str]:
     """The exit code, and what was printed; nothing may come on standard error."""
     env = {name: value for name, value in os.environ.items() if name not in TOLD} | told
     words = [sys.executable, "-W", "error", "-m", "examples.demo", *args]
-    process = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=STALLED, check=False)
     assert process.stderr == ""
     return process.returncode, process.stdout
 

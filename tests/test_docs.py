@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from pytest_examples import CodeExample, find_examples
 
+from tests.children import STALLED
 from weft import errors
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +67,7 @@ def run(program: Path, folder: Path) -> dict[int, list[str]]:
         env={**os.environ, "WEFT_MODEL_REQUESTS": "deny"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=STALLED,
         check=False,
     )
     assert process.returncode == 0, process.stderr

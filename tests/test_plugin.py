@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.children import run_pytest
 
 ROOT = Path(__file__).parents[1]
 ASYNCIO = ("-p", "pytest_asyncio.plugin", "-o", "asyncio_default_fixture_loop_scope=function", "-o")
@@ -99,31 +100,22 @@ def test_fixtures_need_no_loop(weft_store, weft_sqlite, weft_clock, weft_script)
 """
 
 
-@pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Runs pytest with the plugins that are named, and no other."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    monkeypatch.delenv("WEFT_MODEL_REQUESTS", raising=False)
-    return pytester
-
-
-def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("-W", "error", "--strict-markers", "-p", "weft_pytest", *args, timeout=60)
+def run(lone: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return run_pytest(lone, "--strict-markers", "-p", "weft_pytest", *args)
 
 
 # The fixtures.
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_the_fixtures_work_under_each_runner(pytester: pytest.Pytester, runner: str) -> None:
+def test_the_fixtures_work_under_each_runner(lone: pytest.Pytester, runner: str) -> None:
     args, mark = RUNNERS[runner]
-    pytester.makepyfile(FIXTURES.format(mark=mark))
-    run(pytester, *args).assert_outcomes(passed=7, xfailed=1)
+    lone.makepyfile(FIXTURES.format(mark=mark))
+    run(lone, *args).assert_outcomes(passed=7, xfailed=1)
 
 
-def test_a_passing_test_fails_if_a_reply_of_its_scripts_was_not_asked_for(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("""
+def test_a_passing_test_fails_if_a_reply_of_its_scripts_was_not_asked_for(lone: pytest.Pytester) -> None:
+    lone.makepyfile("""
         import pytest
         from weft.testing import say
 
@@ -146,7 +138,7 @@ def test_a_passing_test_fails_if_a_reply_of_its_scripts_was_not_asked_for(pytest
         def test_none(weft_script):
             pass
     """)
-    result = run(pytester)
+    result = run(lone)
     result.assert_outcomes(failed=2, xfailed=1, skipped=1, passed=1)
     result.stdout.fnmatch_lines(["*AssertionError: 2 of the script's replies were not asked for*", "*its own failure*"])
 
@@ -166,8 +158,8 @@ def code():
 """
 
 
-def test_requests_are_refused_in_tests_and_their_fixtures(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
+def test_requests_are_refused_in_tests_and_their_fixtures(lone: pytest.Pytester) -> None:
+    lone.makepyfile(
         ASKS
         + """
 @pytest.fixture(params=["function"])
@@ -184,28 +176,28 @@ def test_refused(asked, asked_once):
     assert (asked, asked_once, code()) == ("MODEL_DENIED",) * 3
 """
     )
-    run(pytester).assert_outcomes(passed=1)
+    run(lone).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
     ("args", "mark"), [(("--weft-live",), ""), ((), "@pytest.mark.weft_live")], ids=["option", "mark"]
 )
 def test_requests_are_made_where_the_option_or_the_mark_says_so(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], mark: str
+    lone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], mark: str
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
-    pytester.makepyfile(f"{ASKS}\n{mark}\ndef test_asked():\n    assert code() != 'MODEL_DENIED'\n")
-    run(pytester, *args).assert_outcomes(passed=1)
+    lone.makepyfile(f"{ASKS}\n{mark}\ndef test_asked():\n    assert code() != 'MODEL_DENIED'\n")
+    run(lone, *args).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(("before", "args"), [(None, ()), ("allow", ()), ("deny", ("--weft-live",))])
 def test_the_environment_is_as_before_after_each_test(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str | None, args: tuple[str, ...]
+    lone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str | None, args: tuple[str, ...]
 ) -> None:
     if before is not None:
         monkeypatch.setenv("WEFT_MODEL_REQUESTS", before)
-    pytester.makeconftest(f"""
+    lone.makeconftest(f"""
         import os
         import pytest
 
@@ -215,7 +207,7 @@ def test_the_environment_is_as_before_after_each_test(
             assert os.environ.get("WEFT_MODEL_REQUESTS") == {before!r}
             return outcome
     """)
-    pytester.makepyfile(f"""
+    lone.makepyfile(f"""
         import os
         import pytest
 
@@ -229,19 +221,19 @@ def test_the_environment_is_as_before_after_each_test(
         def test_live():
             assert os.environ.get("WEFT_MODEL_REQUESTS") == {before!r}
     """)
-    run(pytester, *args).assert_outcomes(passed=2, failed=1)
+    run(lone, *args).assert_outcomes(passed=2, failed=1)
 
 
-def test_the_option_and_the_mark_are_explained(pytester: pytest.Pytester) -> None:
-    run(pytester, "--help").stdout.fnmatch_lines(["weft:", "*--weft-live *let tests ask real models*"])
-    run(pytester, "--markers").stdout.fnmatch_lines(["@pytest.mark.weft_live: *"])
+def test_the_option_and_the_mark_are_explained(lone: pytest.Pytester) -> None:
+    run(lone, "--help").stdout.fnmatch_lines(["weft:", "*--weft-live *let tests ask real models*"])
+    run(lone, "--markers").stdout.fnmatch_lines(["@pytest.mark.weft_live: *"])
 
 
 # What it costs those who do not use it.
 
 
-def test_weft_is_not_imported_before_a_fixture_is_used(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("""
+def test_weft_is_not_imported_before_a_fixture_is_used(lone: pytest.Pytester) -> None:
+    lone.makepyfile("""
         import sys
 
         def test_before(tmp_path):
@@ -250,11 +242,11 @@ def test_weft_is_not_imported_before_a_fixture_is_used(pytester: pytest.Pytester
         def test_after(weft_clock):
             assert "weft.testing" in sys.modules
     """)
-    run(pytester).assert_outcomes(passed=2)
+    run(lone).assert_outcomes(passed=2)
 
 
 def test_an_installed_wheel_brings_the_plugin(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
@@ -263,7 +255,7 @@ def test_an_installed_wheel_brings_the_plugin(
         packed.extractall(tmp_path / "installed")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-    pytester.makepyfile(f"""
+    lone.makepyfile(f"""
         import os
 
         def test_it(weft_store):
@@ -271,7 +263,7 @@ def test_an_installed_wheel_brings_the_plugin(
             assert weft_pytest.__file__.startswith({str(tmp_path)!r})
             assert os.environ["WEFT_MODEL_REQUESTS"] == "deny"
     """)
-    result = pytester.runpytest_subprocess("--strict-markers", "-p", "no:asyncio", "-W", "error")
+    result = run_pytest(lone, "--strict-markers", "-p", "no:asyncio")
     result.assert_outcomes(passed=1)
-    off = pytester.runpytest_subprocess("-p", "no:weft", "-p", "no:asyncio")
+    off = run_pytest(lone, "-p", "no:weft", "-p", "no:asyncio")
     off.assert_outcomes(errors=1)

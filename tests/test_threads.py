@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from tests.children import STALLED
 from weft import Agent, tool
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, Work, Worker, in_thread, workers
 from weft.testing import Script, call, calls, say
@@ -105,7 +106,7 @@ async def test_calls_one_after_the_other_use_one_thread() -> None:
 
 
 async def test_calls_at_once_use_a_thread_each() -> None:
-    meet = threading.Barrier(8, timeout=60)
+    meet = threading.Barrier(8, timeout=STALLED)
 
     def look() -> int:
         meet.wait()
@@ -192,7 +193,7 @@ async def test_a_released_thread_is_used_again(stuck: Stuck) -> None:
     held = {worker.ident for worker in workers() if worker.abandoned}
     stuck.release.set()
     await until(lambda: abandoned() == 0)
-    meet = threading.Barrier(len(workers()), timeout=60)
+    meet = threading.Barrier(len(workers()), timeout=STALLED)
 
     def look() -> int:
         meet.wait()
@@ -225,7 +226,7 @@ async def test_a_model_is_told_that_a_tool_found_no_thread(stuck: Stuck) -> None
     def plain() -> None:
         ran.append("plain")
 
-    @tool(timeout=60)
+    @tool(timeout=STALLED)
     def timed() -> None:
         ran.append("timed")
 
@@ -373,7 +374,7 @@ asyncio.run(main())
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=STALLED, check=False)
 
 
 def test_a_process_with_a_stuck_thread_exits_at_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.children import STALLED
 from weft import File, Message, Reasoning, Text, ToolCall, ToolResult
 from weft.testing.clock import settle
 from weft.tokens import FILE_TOKENS, TokenCounter
@@ -159,5 +160,5 @@ print(asyncio.run(counter.load()))
 
 def run(program: str) -> tuple[int, str]:
     command = [sys.executable, "-W", "error", "-c", program]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=STALLED, check=False)
     return process.returncode, process.stdout

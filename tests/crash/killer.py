@@ -25,6 +25,9 @@ from weft.thread.entries import Header
 from weft.thread.sqlite import SQLiteStore
 from weft.thread.store import Appended, Index, LeaseChange, Loaded
 
+LEASE = 3_600.0
+"""Seconds. To wait for a dead process's lease to run out is a hang, by far."""
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +54,7 @@ class KillingStore(SQLiteStore):
     """A store before which the process may die. Threads are named by their agents."""
 
     def __init__(self, file: Path, moments: Moments) -> None:
-        super().__init__(file, owner=SystemIds().new(), ttl=30.0, clock=SystemClock())
+        super().__init__(file, owner=SystemIds().new(), ttl=LEASE, clock=SystemClock())
         self._moments = moments
         self._names: dict[str, str] = {}
         self._sent: set[asyncio.Future[Any]] = set()

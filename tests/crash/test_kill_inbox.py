@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.children import STALLED
 from tests.crash.test_crash_inbox import cancelled, cancels_a_tree, interrupted, interrupts, steered, steers
 from tests.crash.test_crash_points import SHORTENED, branching, forking
-from tests.crash.test_kill import ROOT, SOAK, STALLED, all_hold, spread
+from tests.crash.test_kill import ROOT, all_hold, spread
 from weft.testing.crash import _check_decisions, _check_input, _check_starts
 from weft.thread import open_store
 from weft.thread._codec import decode_lines
@@ -25,7 +26,6 @@ from weft.thread.entries import Compaction, Header
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here"),
     pytest.mark.soak,
-    pytest.mark.timeout(600 if SOAK else 120),
 ]
 
 

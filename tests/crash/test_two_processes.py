@@ -39,7 +39,7 @@ def one_path(entries: list[Entry]) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(int(SECONDS) + 60)
+@pytest.mark.timeout(int(SECONDS) + 600)
 async def test_turns_of_one_process_and_mail_of_another_lose_nothing(tmp_path: Path) -> None:
     file = tmp_path / "shared.db"
     async with open_store(f"sqlite:///{file}", synchronous="NORMAL") as store:

@@ -43,7 +43,6 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here"),
     pytest.mark.soak,
-    pytest.mark.timeout(600 if SOAK else 120),
 ]
 
 

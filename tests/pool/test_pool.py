@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.children import STALLED
 from weft import Agent, Busy, Conflict, Context, Limits, ToolResult, Usage, tool
 from weft.errors import DecideAtRoot, Expired, InvalidTool, NoNext, NotPending, WrongCall
 from weft.model import ModelEvent, ModelInfo, ModelRequest
@@ -1045,7 +1046,7 @@ async def test_another_store_decides_while_the_parent_is_in_mid_turn(where: Wher
             await session.refresh()
             assert session.pending == ()
         slow.release.set()
-        async with asyncio.timeout(10.0):  # nobody else can go on with the child; without this a fault is a hang
+        async with asyncio.timeout(STALLED):  # nobody else can go on with the child; without this a fault is a hang
             result = await turn.wait()
             if result.parked:
                 result = await (await turn.next()).wait()
