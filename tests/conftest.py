@@ -1,5 +1,6 @@
 """Settings shared by every test."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -26,3 +27,9 @@ def lone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     monkeypatch.delenv("WEFT_MODEL_REQUESTS", raising=False)
     return pytester
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: the collector, which some tests call, need not look at it again."""
+    gc.collect()
+    gc.freeze()
