@@ -54,8 +54,8 @@ _BATCH = 256
 _SCANNED = 256
 """Lines that are read at once to look for what is broken."""
 _FORKED = "the store was opened before a fork; open it in this process"
-_READ_TIMEOUT = 5.0
-"""Seconds that a reader waits, where the file is being recovered."""
+_READ_TIMEOUT = 5_000
+"""Milliseconds that a reader waits, where the file is being recovered."""
 _RETRY = 0.0005
 """Seconds between tries while another process writes; SQLite's own busy handler starves a lone session."""
 _PAUSE = 0.005
@@ -227,9 +227,10 @@ class SQLiteStore:
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._make_file()
-        self._reader = await aiosqlite.connect(self._path, isolation_level=None, timeout=_READ_TIMEOUT)
+        self._reader = await aiosqlite.connect(self._path, isolation_level=None, timeout=0)
         try:
             await self._patiently()
+            await self._reader.execute(f"PRAGMA busy_timeout = {_READ_TIMEOUT}")
             await self._reader.create_function("casefold", 1, _folded, deterministic=True)
             self._begin_writing()
             await contain("store", self._clean_up())  # another time, where the disk refuses it now
