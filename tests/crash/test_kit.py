@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -90,3 +92,27 @@ async def test_a_scenario_that_writes_nothing_is_told_so() -> None:
 
     with pytest.raises(CrashFailed, match=r"made no thread.*kit\.open\(\)"):
         await crash_points(scenario)
+
+
+@pytest.mark.parametrize("hangs_in", [1, 2])
+async def test_a_run_that_hangs_fails(hangs_in: int) -> None:
+    async def scenario(kit: Kit) -> None:
+        await one_turn(kit)
+        if kit.incarnation == hangs_in:
+            await asyncio.Event().wait()
+
+    with pytest.raises(CrashFailed, match="the scenario did not end"):
+        await crash_points(scenario, patience=0.2)
+
+
+async def test_a_run_that_hangs_and_cannot_be_cancelled_fails() -> None:
+    never = asyncio.Event()
+
+    async def scenario(kit: Kit) -> None:
+        while not never.is_set():
+            with suppress(asyncio.CancelledError):
+                await never.wait()
+
+    with pytest.raises(CrashFailed, match="the scenario did not end"):
+        await crash_points(scenario, patience=0.01)
+    never.set()

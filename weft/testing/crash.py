@@ -149,6 +149,8 @@ class Kit:
     severed: bool = False
     seen: dict[Point, None] = field(default_factory=dict)
     """The boundaries that this incarnation has reached."""
+    patience: float = 60.0
+    """Seconds of real time that each incarnation may take."""
     bodies: Counter[str] = field(default_factory=Counter)
     """How often each body was entered, by its idempotency key, over all incarnations."""
     _opened: int = 0
@@ -210,14 +212,24 @@ class Kit:
         """Run the scenario to its end; False where it was severed."""
         self.severed = False
         self._task = start_task(_as_coroutine(scenario(self)), name="weft crash scenario")
-        await asyncio.wait([self._task])
-        task, self._task = self._task, None
+        try:
+            await self._wait(self._task)
+        finally:
+            task, self._task = self._task, None
         if self.severed:
             if not task.cancelled():
                 task.exception()
             return False
         task.result()
         return True
+
+    async def _wait(self, task: asyncio.Task[None]) -> None:
+        if (await asyncio.wait([task], timeout=self.patience))[0]:
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=self.patience)
+        what = "what was severed" if self.severed else "the scenario"
+        raise CrashFailed(f"{what} did not end within {self.patience:g} seconds")
 
     def restarted(self) -> Kit:
         """The next process: the same data, new objects."""
@@ -267,7 +279,7 @@ Scenario: TypeAlias = Callable[[Kit], Awaitable[None]]
 
 
 async def crash_points(
-    scenario: Scenario, check: Callable[[Kit], None] | None = None, *, crashes: int = 1
+    scenario: Scenario, check: Callable[[Kit], None] | None = None, *, crashes: int = 1, patience: float = 60.0
 ) -> CrashReport:
     """Run the scenario once, then once for each boundary, severed there and run again.
 
@@ -277,13 +289,14 @@ async def crash_points(
             result, bodies ran at most once, what was reported as spent is equal, receipts are settled,
             decisions are spent once, accepted input is delivered once or dropped, nothing is leased.
         crashes: With 2, every boundary of each run after a crash is a crash as well: many more runs.
+        patience: Seconds of real time that one run may take; one that hangs breaks a promise too.
 
     Raises:
         CrashFailed: A promise did not hold; its note names the point.
     """
-    first = Kit()
+    first = Kit(patience=patience)
     await first.run(scenario)
-    trial = _Trial(scenario, check, _spent(first))
+    trial = _Trial(scenario, check, _spent(first), patience)
     trial.judge(first)
     runs = await trial.explore((), tuple(sorted(first.seen)), crashes)
     return CrashReport(points=tuple(sorted(first.seen)), runs=runs)
@@ -291,11 +304,12 @@ async def crash_points(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A scenario, what must hold after it, and what an undisturbed run of it spends."""
+    """A scenario, what must hold after it, what an undisturbed run of it spends, and how long one may take."""
 
     scenario: Scenario
     check: Callable[[Kit], None] | None
     spent: Usage
+    patience: float
 
     def judge(self, kit: Kit) -> None:
         _check(kit, self.spent, crashes=kit.incarnation - 1)
@@ -317,7 +331,7 @@ class _Trial:
 
     async def play(self, cuts: tuple[Point, ...]) -> Kit:
         """Crash at each of these points in turn, then run to the end."""
-        kit = Kit(cuts=cuts)
+        kit = Kit(cuts=cuts, patience=self.patience)
         try:
             for _ in cuts:
                 if await kit.run(self.scenario):
