@@ -11,19 +11,18 @@ import asyncio
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from weft._contain import Boundary, Contained, contain, contain_call
-from weft._log import EventLog
+from weft._contain import Contained, contain, contain_call
 from weft._output import Output
-from weft._ports import Clock, Ids
-from weft._result import MISSING
 from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
+from weft.thread._world import Failure, Runner, TurnLog, World
+from weft.thread._writes import Append, Command, Lost, read, together
 from weft.thread.entries import MAIL, TREE, Body, Entry, Header, Leaf, TurnStarted
 from weft.thread.store import (
     Appended,
@@ -36,7 +35,6 @@ from weft.thread.store import (
     Loaded,
     Release,
     Seize,
-    Store,
 )
 
 T = TypeVar("T")
@@ -45,107 +43,13 @@ POLL = 0.2
 """Seconds between looks at a thread that another process may write."""
 SLICE = 256
 """Lines that are decoded before the loop gets its turn."""
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 5.0
-"""Seconds until what is done in the background is tried again, where the disk or another owner stands in the way."""
 RETRIES = (0.01, 0.1, 0.5)
 """Seconds to wait before a turn's record that the disk refused is tried again."""
 ACT = 0.8
 """The part of a lease during which its holder may act."""
 
-Failure: TypeAlias = BaseException
 Keeper: TypeAlias = weakref.WeakMethod[Callable[[], Coroutine[Any, Any, None]]]
 """Goes on with what waits."""
-
-
-class TurnLog:
-    """What this process saw of a turn: its events, and the exception behind its end."""
-
-    __slots__ = ("cause", "events", "kept", "lost", "taken", "turn")
-
-    def __init__(self, turn: str) -> None:
-        self.turn = turn
-        self.events = EventLog()
-        self.cause: BaseException | None = None
-        self.taken: int | None = None
-        """The position from which the journal goes on with the turn, where somebody else has taken it away."""
-        self.lost: BaseException | None = None
-        """Why the turn was given up here without an end."""
-        self.kept: object = MISSING
-        """Its output, where it was read here."""
-
-
-class Runner(Protocol):
-    """The turn that this process runs on the thread."""
-
-    def wants_again(self, entries: Sequence[Entry]) -> bool:
-        """Whether what others wrote changes the decision behind the records on their way."""
-        ...
-
-    def decide_again(self, entries: Sequence[Entry]) -> None:
-        """The records on their way are void; decide with what others wrote."""
-        ...
-
-    def revoke(self, cause: Failure | None) -> None:
-        """Somebody else owns the turn now, or nothing can be written any more."""
-        ...
-
-
-class World(Protocol):
-    """What a live thread needs of the store that it belongs to."""
-
-    store: Store
-    clock: Clock
-    ids: Ids
-
-    def live(self, thread: str) -> Live:
-        """The live thread of this id."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None) -> None:
-        """Start a task in the store's group."""
-        ...
-
-    def report(self, thread: str, error: Exception) -> None:
-        """Keep what could not be gone on with."""
-        ...
-
-    @property
-    def observed(self) -> bool:
-        """Whether anybody is told what is committed."""
-        ...
-
-    def committed(self, thread: str, entries: Sequence[Entry]) -> None:
-        """Entries of this process were committed."""
-        ...
-
-
-@dataclass(slots=True)
-class _Append:
-    """Entries on their way, kept until the store has answered."""
-
-    entries: list[Entry]
-    texts: list[bytes]
-    lease: LeaseKind
-    done: tuple[Callable[[], object], ...] = ()
-    command: _Command | None = None
-    after: Head = EMPTY
-    sent: float = 0.0
-    refused: Failure | None = None
-
-
-class _Lost:
-    """In place of a lease change: the lease is gone, the entries are dropped."""
-
-
-@dataclass(slots=True)
-class _Command:
-    """Something to be decided on the view; None only looks at what is new."""
-
-    decide: Callable[[View], Plan | None] | None
-    waiter: asyncio.Future[Plan | None]
-    then: Callable[[Plan], object] | None = None
-    plan: Plan | None = None
 
 
 class Live:
@@ -175,11 +79,11 @@ class Live:
         self._next_leaf: str | None = None
         self._next_index: Index | None = None
         # Lists, not deques: they are short, and an empty deque takes 760 bytes, which counts with many children.
-        self._records: list[_Append] = []
-        self._inflight: list[_Append] = []
-        self._commands: list[_Command] = []
+        self._records: list[Append] = []
+        self._inflight: list[Append] = []
+        self._commands: list[Command] = []
         self._catching = False
-        self._asking: _Command | None = None
+        self._asking: Command | None = None
         """Who waits for the read that is on its way."""
         self._refusing = False
         """Some of what is in flight was refused; the rest will be."""
@@ -378,7 +282,7 @@ class Live:
         if self._closed is not None:
             raise self._closed
         waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-        self._commands.append(_Command(decide, waiter, then))
+        self._commands.append(Command(decide, waiter, then))
         self._pump()
         return await waiter
 
@@ -388,9 +292,9 @@ class Live:
         lease: LeaseKind,
         *,
         done: tuple[Callable[[], object], ...] = (),
-        command: _Command | None = None,
+        command: Command | None = None,
         turn: str | None = None,
-    ) -> _Append:
+    ) -> Append:
         """Entries with ids, times and parents of their own; a rebase keeps them."""
         given = command is not None
         texts = [encode_body(body, given=given) for body in bodies]  # before anything is counted: it may be refused
@@ -404,7 +308,7 @@ class Live:
             entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
             if tree:
                 self._next_leaf = leaf_after(entries[-1])
-        return _Append(entries, texts, lease, done, command)
+        return Append(entries, texts, lease, done, command)
 
     def _pump(self) -> None:
         """Send what may be sent. Commands go before records, and alone."""
@@ -417,37 +321,37 @@ class Live:
                 self._decide(self._commands.pop(0))
             elif self._records:
                 waiting, self._records = self._records, []
-                self._send(_together(waiting))
+                self._send(together(waiting))
             else:
                 return
 
-    def _decide(self, command: _Command) -> None:
+    def _decide(self, command: Command) -> None:
         if command.waiter.done():
             return
         if command.decide is None:
             self._catch_up(command)
             return
         if self._view is None:
-            command.waiter.set_exception(Closed(f"thread {self.id!r} is not loaded; open it again"))
+            command.refuse(Closed(f"thread {self.id!r} is not loaded; open it again"))
             return
         made = contain_call("decision", partial(self._decided, command, command.decide))
         if isinstance(made, Contained):
-            command.waiter.set_exception(made.cause)
+            command.refuse(made.cause)
         elif made is None:
-            command.waiter.set_result(None)
+            command.settle(None)
         else:
             self._send(made)
 
-    def _decided(self, command: _Command, decide: Callable[[View], Plan | None]) -> _Append | None:
+    def _decided(self, command: Command, decide: Callable[[View], Plan | None]) -> Append | None:
         plan = command.plan = decide(self.view)
         return None if plan is None else self._make(plan.bodies, plan.lease, command=command, turn=plan.turn)
 
-    def _send(self, append: _Append) -> None:
+    def _send(self, append: Append) -> None:
         store = self.world.store
         change = self._change(append.lease)
-        if isinstance(change, _Lost):
-            if append.command is not None and not append.command.waiter.done():
-                append.command.waiter.set_exception(Locked(self.id, self.lease.owner))
+        if isinstance(change, Lost):
+            if append.command is not None:
+                append.command.refuse(Locked(self.id, self.lease.owner))
             return
         count = self._next.count
         append.entries = [
@@ -467,7 +371,7 @@ class Live:
             future = sent
         future.add_done_callback(partial(self._landed, append))
 
-    def _index_after(self, append: _Append) -> Index | None:
+    def _index_after(self, append: Append) -> Index | None:
         before = self._next_index
         index = before
         for entry in append.entries:
@@ -475,7 +379,7 @@ class Live:
         self._next_index = index
         return None if index is before else index
 
-    def _change(self, lease: LeaseKind) -> LeaseChange | _Lost:
+    def _change(self, lease: LeaseKind) -> LeaseChange | Lost:
         match lease:
             case "mail":
                 return None
@@ -487,14 +391,14 @@ class Live:
                 return Seize(ttl=self.world.store.ttl, once=True)
             case "hold" | "release" | "hand_off":
                 if self.generation is None:
-                    return _Lost()
+                    return Lost()
                 if lease == "release":
                     return Release(generation=self.generation)
                 return Hold(generation=self.generation, hand_off=lease == "hand_off")
 
     # -- what became of it
 
-    def _landed(self, append: _Append, future: asyncio.Future[Appended]) -> None:
+    def _landed(self, append: Append, future: asyncio.Future[Appended]) -> None:
         failure: Failure | None = Closed() if future.cancelled() else future.exception()
         if failure is not None:
             append.refused = failure
@@ -509,7 +413,7 @@ class Live:
         self._accept(append)
         self._pump()
 
-    def _lease_moved(self, append: _Append, appended: Appended) -> None:
+    def _lease_moved(self, append: Append, appended: Appended) -> None:
         match append.lease:
             case "claim":
                 self.generation = appended.generation
@@ -517,14 +421,14 @@ class Live:
             case "release" | "hand_off":
                 self.generation = None
 
-    def _accept(self, append: _Append) -> None:
+    def _accept(self, append: Append) -> None:
         for entry in append.entries:
             evolve(self.view, entry)
         if append.lease != "claim":  # who claims runs in the context of what it delivers
             self._forget_contexts()
         self.world.committed(self.id, append.entries)
         if append.command is not None:
-            _tell(append.command, _accepted(append))
+            append.command.accept(append.entries)
             self._foreign(append.entries)
         for done in append.done:
             done()
@@ -570,13 +474,13 @@ class Live:
         else:
             self._try_again(broken)
 
-    def _command_refused(self, command: _Command, failure: Failure | None) -> None:
+    def _command_refused(self, command: Command, failure: Failure | None) -> None:
         if isinstance(failure, Stale):
             self._commands.insert(0, command)
             self._catch_up(None)
             return
-        if not command.waiter.done() and failure is not None:
-            command.waiter.set_exception(failure)
+        if failure is not None:
+            command.refuse(failure)
         self._pump()
 
     def _try_again(self, failure: StoreFailed) -> None:
@@ -621,8 +525,8 @@ class Live:
         """The store has this many lines of the thread: look at what others wrote, if it is more than is known."""
         if count > max(self.head.count, self._next.count) and self._closed is None:
             waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-            waiter.add_done_callback(_read)
-            self._commands.append(_Command(None, waiter))
+            waiter.add_done_callback(read)
+            self._commands.append(Command(None, waiter))
             self._pump()
 
     def wake(self) -> None:
@@ -642,17 +546,17 @@ class Live:
 
     # -- what others wrote
 
-    def _catch_up(self, command: _Command | None) -> None:
+    def _catch_up(self, command: Command | None) -> None:
         self._catching, self._asking = True, command
         try:
             self.world.spawn(self._read_news(command), name=f"weft catch-up {self.id}")
         except Closed as error:
             self._catching = False
-            if command is not None and not command.waiter.done():
-                command.waiter.set_exception(error)
+            if command is not None:
+                command.refuse(error)
             self.close(error)
 
-    async def _read_news(self, command: _Command | None) -> None:
+    async def _read_news(self, command: Command | None) -> None:
         found = await contain("store", self._news())
         if isinstance(found, Contained):
             self._unread(command, found.cause)
@@ -685,15 +589,14 @@ class Live:
             check_place(self.view, entry)
             evolve(self.view, entry)
 
-    def _unread(self, command: _Command | None, failure: Exception) -> None:
+    def _unread(self, command: Command | None, failure: Exception) -> None:
         """What others wrote could not be read: told to who has asked for it; a turn's records wait a little longer."""
         self._catching, self._asking = False, None
         refused = [command] if command is not None else self._commands
         if command is None:
             self._commands = []
         for waits in refused:
-            if not waits.waiter.done():
-                waits.waiter.set_exception(failure)
+            waits.refuse(failure)
         if not isinstance(failure, StoreFailed):
             self.close(failure)
         elif command is None and self._records:
@@ -701,10 +604,10 @@ class Live:
         else:
             self._pump()
 
-    def _caught(self, command: _Command | None) -> None:
+    def _caught(self, command: Command | None) -> None:
         self._catching, self._asking = False, None
-        if command is not None and not command.waiter.done():
-            command.waiter.set_result(None)
+        if command is not None:
+            command.settle(None)
         self._pump()
 
     def _last_leaf(self) -> str | None:
@@ -788,8 +691,7 @@ class Live:
         if runner is not None:
             runner.revoke(cause)
         for command in (*self._commands, *filter(None, [self._asking])):
-            if not command.waiter.done():
-                command.waiter.set_exception(cause)
+            command.refuse(cause)
         self._commands.clear()
         self._asking = None
         self._records.clear()
@@ -797,54 +699,8 @@ class Live:
         self._fail_waiters(cause)
 
 
-async def persisting(clock: Clock, boundary: Boundary, work: Callable[[], Coroutine[Any, Any, T]]) -> T | Contained:
-    """What the work gives, or fails with; again, after a while, where it was only that the disk refused."""
-    pause = FIRST_PAUSE
-    outcome = await contain(boundary, work())
-    while isinstance(outcome, Contained) and isinstance(outcome.cause, StoreFailed):
-        await clock.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
-        outcome = await contain(boundary, work())
-    return outcome
-
-
-def _read(waiter: asyncio.Future[Plan | None]) -> None:
-    """Nobody waits for it."""
-    if not waiter.cancelled():
-        waiter.exception()
-
-
-def _together(records: list[_Append]) -> _Append:
-    """Records of one turn as one append; the last one says what becomes of the lease."""
-    if len(records) == 1:
-        return records[0]
-    return _Append(
-        entries=[entry for record in records for entry in record.entries],
-        texts=[text for record in records for text in record.texts],
-        lease=records[-1].lease,
-        done=tuple(done for record in records for done in record.done),
-    )
-
-
 def _follows(head: Head, loaded: Loaded) -> bool:
     """Whether the lines go on from this head; not those of another thread that has taken the id."""
     if not loaded.lines:
         return loaded.head == head
     return loaded.lines[0].startswith(b'{"prev":"%s",' % head.digest.encode("ascii"))
-
-
-def _tell(command: _Command, plan: Plan | None) -> None:
-    """The command's plan is accepted: what follows from it happens, and who waits for it knows."""
-    then = command.then
-    outcome = None if then is None or plan is None else contain_call("turn", partial(then, plan))
-    if command.waiter.done():
-        return
-    if isinstance(outcome, Contained):
-        command.waiter.set_exception(outcome.cause)
-    else:
-        command.waiter.set_result(plan)
-
-
-def _accepted(append: _Append) -> Plan | None:
-    plan = None if append.command is None else append.command.plan
-    return None if plan is None else replace(plan, ids=tuple(entry.id for entry in append.entries))
