@@ -27,12 +27,13 @@ from weft.errors import Busy, Changed, Closed, Locked, NotFound, TryAgain, WeftE
 from weft.events import TurnStarted
 from weft.messages import Message
 from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _turns, entries
+from weft.thread._again import FIRST_PAUSE, LONGEST_PAUSE, persisting
 from weft.thread._live import Live
 from weft.thread._room import ask_alone, shorter
 from weft.thread._runner import TurnRunner, open_calls
+from weft.thread._turnlog import TurnLog
 from weft.thread._turns import Plan
 from weft.thread._view import CallView, ReceiptView, View
-from weft.thread._world import FIRST_PAUSE, LONGEST_PAUSE, TurnLog, persisting
 from weft.thread.entries import Header
 from weft.thread.store import Store
 from weft.thread.turn import Turn

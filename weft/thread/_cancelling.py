@@ -10,10 +10,10 @@ from weft._contain import Contained
 from weft._texts import RESULT_CAP
 from weft.errors import Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
+from weft.thread._again import persisting
 from weft.thread._live import Live
 from weft.thread._turns import Plan
 from weft.thread._view import ReceiptView, View, first_index
-from weft.thread._world import persisting
 from weft.thread.entries import Receipt
 
 

@@ -13,15 +13,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from weft._contain import Contained, contain, contain_call
 from weft._output import Output
+from weft._ports import Clock, Ids
 from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
+from weft.thread._turnlog import Failure, Runner, TurnLog
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
-from weft.thread._world import Failure, Runner, TurnLog, World
 from weft.thread._writes import Append, Command, Lost, read, together
 from weft.thread.entries import MAIL, TREE, Body, Entry, Header, Leaf, TurnStarted
 from weft.thread.store import (
@@ -35,6 +36,7 @@ from weft.thread.store import (
     Loaded,
     Release,
     Seize,
+    Store,
 )
 
 T = TypeVar("T")
@@ -50,6 +52,35 @@ ACT = 0.8
 
 Keeper: TypeAlias = weakref.WeakMethod[Callable[[], Coroutine[Any, Any, None]]]
 """Goes on with what waits."""
+
+
+class World(Protocol):
+    """What a live thread needs of the store that it belongs to."""
+
+    store: Store
+    clock: Clock
+    ids: Ids
+
+    def live(self, thread: str) -> Live:
+        """The live thread of this id."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None) -> None:
+        """Start a task in the store's group."""
+        ...
+
+    def report(self, thread: str, error: Exception) -> None:
+        """Keep what could not be gone on with."""
+        ...
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody is told what is committed."""
+        ...
+
+    def committed(self, thread: str, entries: Sequence[Entry]) -> None:
+        """Entries of this process were committed."""
+        ...
 
 
 class Live:

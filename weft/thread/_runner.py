@@ -47,10 +47,10 @@ from weft.thread import entries
 from weft.thread._live import Live
 from weft.thread._receipts import child_id, over
 from weft.thread._room import Unusable, shorter
+from weft.thread._turnlog import Failure, TurnLog
 from weft.thread._turns import LeaseKind, as_body, fail, of_receipt
 from weft.thread._turns import Plan as Entries
 from weft.thread._view import CallView, View
-from weft.thread._world import Failure, TurnLog
 from weft.thread.entries import (
     SETTLED,
     Body,

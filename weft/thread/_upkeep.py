@@ -9,9 +9,8 @@ from weft._repair import Transcript
 from weft.errors import Conflict, Corrupt, NewerFormat, NotFound
 from weft.thread import _branches
 from weft.thread._codec import decode_line, decode_lines, digest_line, previous_of
-from weft.thread._live import Live
+from weft.thread._live import Live, World
 from weft.thread._view import View, as_result, fold
-from weft.thread._world import World
 from weft.thread.entries import TREE, CallResult, Compaction, Entry, Head, Header, Leaf, Said
 
 __all__ = ["Fault", "Salvaged", "Verified"]

@@ -9,9 +9,9 @@ from functools import partial
 
 from weft._contain import Contained, contain_call
 from weft.thread._codec import EMPTY
+from weft.thread._turnlog import Failure
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View
-from weft.thread._world import Failure
 from weft.thread.entries import Entry
 from weft.thread.store import Head
 

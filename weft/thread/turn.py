@@ -27,8 +27,8 @@ from weft.events import (
 from weft.messages import ToolCall, ToolResult
 from weft.thread import _approvals, _cancelling, _inbox, entries
 from weft.thread._live import Live
+from weft.thread._turnlog import TurnLog
 from weft.thread._view import EndView, View
-from weft.thread._world import TurnLog
 from weft.thread.watch import Watch
 
 __all__ = ["Turn"]
