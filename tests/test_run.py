@@ -263,6 +263,17 @@ async def test_instructions_that_break_fail_the_run(*, waits: bool) -> None:
     assert script.requests == []
 
 
+async def test_instructions_without_a_text_fail_the_run() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise KeyError("secret")
+
+    script = Script(say("x"))
+    with pytest.raises(RunFailed, match=r"the instructions failed \(KeyError\)"):
+        await Agent(script, instructions=lambda ctx: Broken()).run("hi")
+    assert script.requests == []
+
+
 # History.
 
 

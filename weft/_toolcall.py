@@ -113,6 +113,12 @@ async def truth_of(function: Callable[[], Any]) -> bool:
     return bool(await call_user_code(function))
 
 
+async def text_of(function: Callable[[], Any]) -> str | None:
+    """The text that a user's function gives, or None; what it gives may be of any type, and have no text."""
+    given = await call_user_code(function)
+    return None if given is None else clean_text(str(given))
+
+
 async def call_user_code(function: Callable[[], Any]) -> Any:
     """What a user's function gives: a coroutine function on the loop, any other on a thread."""
     if is_async(function.func if isinstance(function, partial) else function):
