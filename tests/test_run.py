@@ -1549,6 +1549,15 @@ def test_a_model_named_by_a_string_is_looked_up_once() -> None:
     assert agent._resolved().info().model == "gpt-5"
 
 
+def test_a_run_s_own_model_named_by_a_string_keeps_its_clients() -> None:
+    pytest.importorskip("openai")
+    agent = Agent("openai:gpt-5")
+    assert agent._resolved("openai:gpt-5-mini") is agent._resolved("openai:gpt-5-mini")
+    copy = agent.replace(instructions="Be brief.")
+    assert copy._resolved() is agent._resolved()
+    assert copy._resolved("openai:gpt-5-mini") is agent._resolved("openai:gpt-5-mini")
+
+
 # A sub-agent without a session.
 
 

@@ -253,7 +253,7 @@ class Agent(Generic[DepsT, OutputT]):
         self._rules = Rules(stops=bool(self.stop_when), structured=self._output is not None)
         self._quiet_rules = self._rules._replace(watched=False)
         self._models: dict[str, Model] = {}
-        """By name, what was resolved: its own model and its summarizer, so that each keeps its clients."""
+        """By name, what was resolved, here or by a copy, so that each keeps its clients."""
         check_allowed(self._tools.values(), self.allow)
 
     def __repr__(self) -> str:
@@ -284,7 +284,9 @@ class Agent(Generic[DepsT, OutputT]):
             "compaction": self.compaction,
         }
         model = changes.pop("model", self.model)
-        return type(self)(model, **{**values, **changes})
+        copy = type(self)(model, **{**values, **changes})
+        copy._models = self._models
+        return copy
 
     async def run(
         self,
@@ -361,8 +363,6 @@ class Agent(Generic[DepsT, OutputT]):
             if model is not None:
                 check_model(self.name, model)
             return chosen
-        if chosen is not self.model and (self.compaction is None or chosen is not self.compaction.summarizer):
-            return resolve(chosen)
         if chosen not in self._models:
             self._models[chosen] = resolve(chosen)
         return self._models[chosen]
