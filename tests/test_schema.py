@@ -741,6 +741,30 @@ def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
         tool(**options)(body)
 
 
+async def asks_about(x: int, *, y: int = 0) -> bool:
+    return True
+
+
+class Asks:
+    def __call__(self, ctx: Context, x: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("predicate", [lambda ctx, x: True, lambda: True, asks_about, Asks(), lambda x, /: True])
+def test_a_predicate_that_cannot_be_asked_about_the_arguments_is_refused(predicate: Callable[..., Any]) -> None:
+    def pay(ctx: Context, x: int, z: int) -> None: ...
+
+    with pytest.raises(InvalidTool, match=r"tool 'pay': approval is asked with the tool's arguments by name: x, z"):
+        tool(approval=predicate)(pay)
+
+
+@pytest.mark.parametrize("predicate", [lambda x: True, lambda **given: True, asks_about])
+def test_a_predicate_that_may_be_asked_is_taken(predicate: Callable[..., Any]) -> None:
+    def pay(ctx: Context, x: int) -> None: ...
+
+    assert tool(approval=predicate)(pay).approval is predicate
+
+
 def test_an_invalid_tool_is_a_wrong_call() -> None:
     assert issubclass(InvalidTool, WrongCall)
 
