@@ -118,6 +118,25 @@ async def test_a_file_or_any_text_is_an_input(prompt: Any) -> None:
     assert (await Agent(Script(say("Hi."))).run(prompt)).text == "Hi."
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"settings": {"temperature": 0.5}}, "settings=… is a Settings, not dict"),
+        ({"settings": {}}, "settings=… is a Settings, not dict"),
+        ({"model": 5}, "5 is no model"),
+        ({"model": Script}, "is no model"),
+    ],
+)
+async def test_an_argument_of_a_wrong_type_is_refused_before_the_model_is_asked(
+    arguments: dict[str, Any], text: str
+) -> None:
+    agent = Agent(Script(say("never asked for")))
+    with pytest.raises(WrongCall, match=text):
+        await agent.run("hi", **arguments)
+    with pytest.raises(WrongCall, match=text):
+        agent.stream("hi", **arguments)
+
+
 async def test_what_holds_no_messages_is_no_history() -> None:
     history: Any = [{"role": "user", "content": "hi"}]
     with pytest.raises(WrongCall, match=r"history=… holds messages, such as result.messages, not dict"):

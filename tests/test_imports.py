@@ -25,3 +25,23 @@ def test_importing_weft_loads_no_vendor_sdk_tokenizer_or_driver() -> None:
 )
 def test_importing_a_package_loads_no_vendor_sdk_or_tokenizer(modules: str) -> None:
     assert loaded(modules, HEAVY) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "extra"), [("openai:m", "openai"), ("openai-responses:m", "openai"), ("anthropic:m", "anthropic")]
+)
+def test_a_missing_extra_is_told_by_the_line_that_installs_it(model: str, extra: str) -> None:
+    program = f"""
+import sys
+sys.modules[{extra!r}] = None
+from weft import Agent
+from weft.errors import MissingExtra
+agent = Agent({model!r})
+try:
+    agent.run_sync("hi")
+except MissingExtra as error:
+    print(error)
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == f"pip install 'weft-agents[{extra}]'\n"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 from typing_extensions import TypedDict
 
 from tests.structured import MODES, SUBMIT, Mode, Structured, answer, broken_off
-from weft import Agent, LimitReached, Limits, NoOutput, RunFailed, Settings, Usage, tool
+from weft import Agent, LimitReached, Limits, NoOutput, Retry, RunFailed, Settings, Usage, tool
 from weft.errors import InvalidTool, WrongCall
 from weft.events import RunFinished, StepFinished, ToolFinished, ToolStarted
 from weft.testing import Script, call, calls, cut, override, refuse, say
@@ -457,6 +457,8 @@ class Even(BaseModel):
     def even(cls, n: int) -> int:
         if n == 13:
             raise OSError("secret: the disk is full")
+        if n == 15:
+            raise Retry("try a small one")
         if n % 2:
             raise ValueError("must be even")
         return n
@@ -466,6 +468,12 @@ async def test_a_validator_s_word_is_told_to_the_model(mode: Mode) -> None:
     model = Structured(mode, answer(mode, {"n": 1}), answer(mode, {"n": 2}))
     assert (await Agent(model, output=Even).run("go")).output.n == 2
     assert "must be even" in told(model)
+
+
+async def test_a_validator_may_ask_again_by_a_retry(mode: Mode) -> None:
+    model = Structured(mode, answer(mode, {"n": 15}), answer(mode, {"n": 2}))
+    assert (await Agent(model, output=Even).run("go")).output.n == 2
+    assert "try a small one" in told(model)
 
 
 async def test_a_validator_that_breaks_fails_the_run_without_internals(mode: Mode) -> None:

@@ -263,6 +263,17 @@ async def test_instructions_that_break_fail_the_run(*, waits: bool) -> None:
     assert script.requests == []
 
 
+async def test_instructions_without_a_text_fail_the_run() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise KeyError("secret")
+
+    script = Script(say("x"))
+    with pytest.raises(RunFailed, match=r"the instructions failed \(KeyError\)"):
+        await Agent(script, instructions=lambda ctx: Broken()).run("hi")
+    assert script.requests == []
+
+
 # History.
 
 
@@ -1536,6 +1547,15 @@ def test_a_model_named_by_a_string_is_looked_up_once() -> None:
     assert agent._resolved() is agent._resolved()
     assert agent._resolved("openai:gpt-5-mini") is not agent._resolved()
     assert agent._resolved().info().model == "gpt-5"
+
+
+def test_a_run_s_own_model_named_by_a_string_keeps_its_clients() -> None:
+    pytest.importorskip("openai")
+    agent = Agent("openai:gpt-5")
+    assert agent._resolved("openai:gpt-5-mini") is agent._resolved("openai:gpt-5-mini")
+    copy = agent.replace(instructions="Be brief.")
+    assert copy._resolved() is agent._resolved()
+    assert copy._resolved("openai:gpt-5-mini") is agent._resolved("openai:gpt-5-mini")
 
 
 # A sub-agent without a session.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, Optional, TypeVar
 from uuid import UUID
@@ -620,6 +620,12 @@ def bare_parameter(x) -> None: ...  # type: ignore[no-untyped-def]  # that it is
 def undescribed(x: Shop) -> None: ...
 def callback(x: Callable[[], None]) -> None: ...
 def undescribed_result() -> Shop: ...  # type: ignore[empty-body]  # never called
+def one_by_one(x: int) -> Any:
+    yield x
+
+
+async def one_by_one_later(x: int) -> Any:
+    yield x
 
 
 @pytest.mark.parametrize(
@@ -632,6 +638,8 @@ def undescribed_result() -> Shop: ...  # type: ignore[empty-body]  # never calle
         (undescribed, "Shop"),
         (callback, "Callable"),
         (undescribed_result, "Shop"),
+        (one_by_one, "return a list"),
+        (one_by_one_later, "return a list"),
     ],
 )
 def test_a_signature_that_cannot_be_described_is_refused_with_names(function: Callable[..., Any], says: str) -> None:
@@ -690,6 +698,20 @@ def test_what_is_no_function_is_no_tool(thing: object) -> None:
         Agent(Script(), tools=[thing])
 
 
+@dataclass
+class Adder:
+    x: str  # of another type than the parameter of this name
+
+    def __call__(self, x: int) -> int:
+        return x
+
+
+@pytest.mark.parametrize("thing", [Adder(x="1"), Shop(), partial(Adder.__call__, Adder(x="1"))])
+def test_an_object_that_is_called_like_a_function_is_refused_with_a_way_out(thing: Any) -> None:
+    with pytest.raises(InvalidTool, match=r"tool 'add'.*is no function; wrap it in a typed one"):
+        tool(name="add")(thing)
+
+
 def test_a_builtin_without_a_signature_is_refused_with_its_name() -> None:
     with pytest.raises(InvalidTool, match="tool 'max'"):
         tool(max)
@@ -717,6 +739,30 @@ def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
 
     with pytest.raises(InvalidTool, match=rf"tool 'body'.*{next(iter(options))}"):
         tool(**options)(body)
+
+
+async def asks_about(x: int, *, y: int = 0) -> bool:
+    return True
+
+
+class Asks:
+    def __call__(self, ctx: Context, x: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("predicate", [lambda ctx, x: True, lambda: True, asks_about, Asks(), lambda x, /: True])
+def test_a_predicate_that_cannot_be_asked_about_the_arguments_is_refused(predicate: Callable[..., Any]) -> None:
+    def pay(ctx: Context, x: int, z: int) -> None: ...
+
+    with pytest.raises(InvalidTool, match=r"tool 'pay': approval is asked with the tool's arguments by name: x, z"):
+        tool(approval=predicate)(pay)
+
+
+@pytest.mark.parametrize("predicate", [lambda x: True, lambda **given: True, asks_about])
+def test_a_predicate_that_may_be_asked_is_taken(predicate: Callable[..., Any]) -> None:
+    def pay(ctx: Context, x: int) -> None: ...
+
+    assert tool(approval=predicate)(pay).approval is predicate
 
 
 def test_an_invalid_tool_is_a_wrong_call() -> None:
@@ -864,6 +910,12 @@ def test_a_validator_of_the_application_may_refuse() -> None:
         pytest.param(Node, Node(value=1, children=[Node(value=2)]), None, id="recursive"),
         pytest.param(Any, {"a": [Point(x=1), date(2026, 1, 2)]}, '{"a":[{"x":1,"y":0},"2026-01-02"]}', id="undeclared"),
         pytest.param(Any, Order(id="o", lines=[]), '{"id":"o","lines":[]}', id="undeclared model"),
+        pytest.param(
+            Any, {"a": float("nan"), "b": [float("inf")]}, '{"a":null,"b":[null]}', id="undeclared, not finite"
+        ),
+        pytest.param(float, float("nan"), "null", id="not finite"),
+        pytest.param(Any, {"a": "b\ud800c"}, '{"a":"b\ufffdc"}', id="undeclared, half a character inside"),
+        pytest.param(list[str], ["b\ud800c", "ä"], '["b\ufffdc","ä"]', id="half a character inside"),
     ],
 )
 def test_a_value_is_shown_by_its_declared_type(hint: object, value: object, text: str | None) -> None:

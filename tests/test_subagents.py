@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from tests.structured import MODES, Mode, Structured, answer
 from weft import Agent, Context, LimitReached, Limits, ModelFailed, Usage, tool
 from weft._moves import Begin
-from weft.errors import InvalidTool, NotAllowed, TurnCancelled
-from weft.model import ModelEvent, ModelRequest
+from weft.errors import InvalidTool, NotAllowed, TurnCancelled, WrongCall
+from weft.model import ModelError, ModelEvent, ModelRequest
 from weft.pool import Pool
 from weft.testing import Kit, ManualClock, Script, call, calls, crash_points, fail, hold, say
 from weft.testing.clock import settle
@@ -408,6 +408,15 @@ async def test_its_answer_is_capped() -> None:
     content = results(result)[0][0]
     assert len(content) < 70_000
     assert content.endswith(f"[cut: {100_000 - 65_536} bytes are missing]")
+
+
+@pytest.mark.parametrize("broken", [ModelError("x" * 100_000), WrongCall("x" * 100_000)])
+async def test_the_reason_why_it_failed_is_capped(broken: Exception) -> None:
+    child = Agent(Script(fail(broken)), name="child")
+    result = await Agent(asks(), tools=[child]).run("go")
+    content = results(result)[0][0]
+    assert len(content) < 70_000
+    assert content.endswith("bytes are missing]")
 
 
 # Many, and nested.

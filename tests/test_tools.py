@@ -272,6 +272,28 @@ async def test_a_predicate_that_breaks_refuses_its_call_without_internals(*, wai
     assert entered == []
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(Retry("ask for less"), ("ask for less", "RETRY")), (ToolError("TOO_MUCH", "never"), ("never", "TOO_MUCH"))],
+)
+@pytest.mark.parametrize("place", ["predicate", "validator"])
+async def test_what_a_predicate_or_a_validator_says_to_the_model_is_told(
+    place: str, error: Exception, told: tuple[str, str]
+) -> None:
+    def check(x: int) -> int:
+        raise error
+
+    async def checked(x: Annotated[int, AfterValidator(check)]) -> None:
+        raise AssertionError("not reached")
+
+    async def asked(x: int) -> None:
+        raise AssertionError("not reached")
+
+    made = tool(approval=check)(asked) if place == "predicate" else tool(checked)
+    result = await result_of(made, {"x": 1})
+    assert (result.is_error, result.content, result.code) == (True, *told)
+
+
 async def test_a_plan_knows_the_digest_of_the_stored_text_and_the_tool_s_options() -> None:
     @tool(approval=True, effect="repeatable", attempts=5, expires=60.0)
     async def gated() -> None: ...
@@ -988,7 +1010,7 @@ async def test_where_a_library_has_failed_the_line_that_called_it_is_logged_too(
 
 @pytest.mark.parametrize(
     ("kind", "value", "told"),
-    [(Any, {"name": "secret\udcff"}, "PydanticSerializationError"), (int, "secret", "ValidationError")],
+    [(Any, {"name": "secret", "it": object()}, "PydanticSerializationError"), (int, "secret", "ValidationError")],
 )
 async def test_a_value_that_cannot_be_shown_is_logged_without_it(
     kind: Any, value: object, told: str, caplog: pytest.LogCaptureFixture

@@ -253,7 +253,7 @@ class Agent(Generic[DepsT, OutputT]):
         self._rules = Rules(stops=bool(self.stop_when), structured=self._output is not None)
         self._quiet_rules = self._rules._replace(watched=False)
         self._models: dict[str, Model] = {}
-        """By name, what was resolved: its own model and its summarizer, so that each keeps its clients."""
+        """By name, what was resolved, here or by a copy, so that each keeps its clients."""
         check_allowed(self._tools.values(), self.allow)
 
     def __repr__(self) -> str:
@@ -284,7 +284,9 @@ class Agent(Generic[DepsT, OutputT]):
             "compaction": self.compaction,
         }
         model = changes.pop("model", self.model)
-        return type(self)(model, **{**values, **changes})
+        copy = type(self)(model, **{**values, **changes})
+        copy._models = self._models
+        return copy
 
     async def run(
         self,
@@ -309,7 +311,8 @@ class Agent(Generic[DepsT, OutputT]):
 
         Raises:
             RunFailed: The run failed; `LimitReached` and `ModelFailed` are its kinds.
-            WrongCall: The deps are not of the agent's type, or no adapter fits the model's name.
+            WrongCall: The deps are not of the agent's type, another argument is of a wrong one, or no adapter fits the
+                model's name.
         """
         loop = self._loop(prompt, deps=deps, history=history, model=model, settings=settings)
         return await _finish(loop)
@@ -357,9 +360,9 @@ class Agent(Generic[DepsT, OutputT]):
             return overridden
         chosen = self.model if model is None else model
         if not isinstance(chosen, str):
+            if model is not None:
+                check_model(self.name, model)
             return chosen
-        if chosen is not self.model and (self.compaction is None or chosen is not self.compaction.summarizer):
-            return resolve(chosen)
         if chosen not in self._models:
             self._models[chosen] = resolve(chosen)
         return self._models[chosen]
@@ -398,7 +401,8 @@ class Agent(Generic[DepsT, OutputT]):
         stored: bool = False,
     ) -> Setup:
         chosen = self._resolved(model)
-        self._check_choice(settings or self.settings)
+        settings = _given.optional("settings", settings, Settings) or self.settings
+        self._check_choice(settings)
         rules = self._rules if watched else self._quiet_rules
         submits = self._submits(chosen)
         return Setup(
@@ -407,7 +411,7 @@ class Agent(Generic[DepsT, OutputT]):
             tools=self._tools,
             definitions=self._submitting if submits else self._definitions,
             limits=self.limits,
-            settings=settings or self.settings,
+            settings=settings,
             allow=narrower(self.allow, allow),
             deps=deps,
             output=self._output,

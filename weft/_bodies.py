@@ -191,7 +191,8 @@ class Bodies:
             slot.hand_back()
         usage = NO_USAGE if isinstance(run, Contained) else run.state.usage
         if isinstance(ended, Contained):
-            return CallFinished(result=_texts.subagent_failed(call.id, reason_of(ended.cause)), usage=usage)
+            reason = _texts.capped(reason_of(ended.cause), tool.cap)
+            return CallFinished(result=_texts.subagent_failed(call.id, reason), usage=usage)
         text = "" if isinstance(run, Contained) else run.state.text
         return CallFinished(result=child_result(call.id, ended, text, tool.cap), usage=usage)
 

@@ -13,6 +13,7 @@ from weft._moves import Plan, Refused, Submitted
 from weft._schema import InvalidArguments, OutputShape
 from weft._texts import SUBMIT
 from weft._threads import in_thread
+from weft._tool import Retry
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult, clean_text
 from weft.model import ToolDefinition
 
@@ -70,9 +71,15 @@ class Output:
         if not isinstance(value, Contained):
             keep(value)
             return None
-        if isinstance(value.cause, InvalidArguments):
-            return clean_text(str(value.cause))
+        if isinstance(value.cause, InvalidArguments | Retry):
+            told = contain_call("tool call", partial(_text_of, value.cause))
+            if not isinstance(told, Contained):
+                return told
         raise Broken(value.cause)
+
+
+def _text_of(error: Exception) -> str:
+    return clean_text(str(error))
 
 
 def output_text(messages: Sequence[Message]) -> str:

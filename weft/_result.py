@@ -135,4 +135,5 @@ def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolRes
         case "cancelled":
             return _texts.subagent_failed(call, "it was cancelled")
         case "failed":
-            return _texts.subagent_failed(call, "unknown" if ended.error is None else ended.error.message)
+            reason = "unknown" if ended.error is None else ended.error.message
+            return _texts.subagent_failed(call, _texts.capped(reason, cap))

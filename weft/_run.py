@@ -55,7 +55,7 @@ from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result
 from weft._setup import Recorder, Setup, Slot, StepInfo
-from weft._toolcall import call_user_code, truth_of
+from weft._toolcall import text_of, truth_of
 from weft.errors import WrongCall
 from weft.events import Event
 from weft.messages import UNKNOWN_CALL, ErrorInfo, Message, ToolCall, ToolResult, Usage, clean_text
@@ -373,14 +373,14 @@ class RunLoop:
         """Ask for the instructions, and begin."""
         await self._slot.take()
         wanted = partial(self.setup.instructions, self._bodies.context(_NO_CALL, 0))
-        text = await contain("model", call_user_code(wanted))
+        text = await contain("model", text_of(wanted))
         if self._stop is not None:  # it came first
             return
         if isinstance(text, Contained):
             self.cause = text.cause
             self.feed(ModelFailed(error=_broken("instructions", text.cause), open=self._open))
         else:
-            self._begin(begin, None if text is None else clean_text(str(text)))
+            self._begin(begin, text)
 
     def _begin(self, begin: Begin, instructions: str | None) -> None:
         self._instructions = instructions

@@ -15,10 +15,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import PydanticSerializationError, SchemaError, core_schema, to_json
+from pydantic_core import PydanticSerializationError, SchemaError, core_schema, to_json, to_jsonable_python
 
 from weft._usercode import is_lazy, is_open, is_plain, runs_code
 from weft.errors import InvalidTool, WrongCall
+from weft.messages import clean_text
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _SHOWN = 80
@@ -71,7 +72,17 @@ class Signature:
         checked = value if self.result is None else self.result.validate_python(value)
         if isinstance(checked, str):
             return str(checked.value) if isinstance(checked, Enum) else str(checked)
-        return (to_json(checked) if self.result is None else self.result.dump_json(checked)).decode()
+        try:
+            return self._json(checked)
+        except PydanticSerializationError:  # half a character, which is no UTF-8, or what has no JSON at all
+            plain = (
+                to_jsonable_python(checked) if self.result is None else self.result.dump_python(checked, mode="json")
+            )
+            return clean_text(json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+    def _json(self, value: object) -> str:
+        text = to_json(value, inf_nan_mode="null") if self.result is None else self.result.dump_json(value)
+        return text.decode()
 
     def renders_inline(self, value: object) -> bool:
         """Whether rendering this value runs no code of the application's.
@@ -217,10 +228,11 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
         namespace: The locals of the frame that defines the function, for string annotations.
 
     Raises:
-        InvalidTool: A parameter cannot be described, or is variadic.
+        InvalidTool: It is no function, or a generator; a parameter cannot be described, or is variadic.
     """
     import docstring_parser  # noqa: PLC0415  # slow to import, and needed by who makes tools alone
 
+    _check_function(function, name)
     hints = _hints(function, name, namespace)
     parameters = _parameters(function, name)
     takes_context = bool(parameters) and _is_context(hints.get(parameters[0].name), context)
@@ -289,6 +301,13 @@ def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _is_object(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "object" and not schema.keys() & {"allOf", "anyOf", "const", "enum", "oneOf"}
+
+
+def _check_function(function: Callable[..., Any], name: str) -> None:
+    if not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
+        raise InvalidTool(f"tool {name!r}: {function!r} is no function; wrap it in a typed one")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTool(f"tool {name!r}: a generator's items would be made after the call; return a list")
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:

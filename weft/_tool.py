@@ -43,7 +43,7 @@ P = ParamSpec("P")
 
 
 class ToolError(Exception):
-    """Raised in a body to report a failure that the model may read: a code and a text."""
+    """Raised in a body, its arguments' validators or its `approval` to report a failure: a code and a text to read."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class ToolError(Exception):
 
 
 class Retry(Exception):
-    """Raised in a body to ask the model to call again, with a hint how."""
+    """Raised in the same places, or an output's validators, to ask the model to try again, with a hint how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +230,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
         _check_kinds(label, effect=effect, approval=approval, needs=needs)
         signature = inspect_function(body, label, Context, namespace)
+        _check_predicate(label, approval, signature.names)
         return Tool(
             name=label,
             description=description or signature.summary,
@@ -271,6 +272,21 @@ def _check_kinds(name: str, *, effect: object, approval: object, needs: object) 
         raise InvalidTool(f"tool {name!r}: approval is True, False, or a function of the tool's arguments")
     if isinstance(needs, str):
         raise InvalidTool(f"tool {name!r}: needs is a set of permissions: {{{needs!r}}}")
+
+
+def _check_predicate(name: str, approval: Approval, arguments: tuple[str, ...]) -> None:
+    """Refuse a predicate that would fail at each call."""
+    if isinstance(approval, bool):
+        return
+    try:
+        taken = inspect.signature(approval)
+    except ValueError:  # a builtin may have none
+        return
+    try:
+        taken.bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        names = ", ".join(arguments) or "there are none"
+        raise InvalidTool(f"tool {name!r}: approval is asked with the tool's arguments by name: {names}") from error
 
 
 def as_tool(item: Tool[Any] | Callable[..., Any]) -> Tool[Any]:

@@ -72,7 +72,7 @@ async def judge(
         parsed[call.id] = arguments
     gated = not asked and await _gated(tool, arguments)
     if isinstance(gated, Contained):
-        return Refused(call=call, result=_broken(call, gated))
+        return Refused(call=call, result=_broken(tool, call, gated))
     if gated:
         return Gated(call=call, effect=tool.effect, digest=digest, expires=tool.expires, attempts=tool.attempts)
     return Ready(call=call, effect=tool.effect, digest=digest, attempts=tool.attempts)
@@ -90,13 +90,15 @@ def _wrong(tool: Tool[Any], call: ToolCall, failure: Contained) -> ToolResult:
     """For arguments that do not fit, or that could not be looked at."""
     if isinstance(failure.cause, InvalidArguments):
         return _texts.error(call, _texts.INVALID_INPUT, _texts.capped(clean_text(str(failure.cause)), tool.cap))
-    return _broken(call, failure)
+    return _broken(tool, call, failure)
 
 
-def _broken(call: ToolCall, failure: Contained) -> ToolResult:
+def _broken(tool: Tool[Any], call: ToolCall, failure: Contained) -> ToolResult:
     """For a call that did not come to its body, since a validator or a predicate failed or found no thread."""
     if _not_run(failure):
         return _no_thread(call)
+    if isinstance(failure.cause, Retry | ToolError):
+        return _told(tool, call, failure.cause)
     _log.warning("a call of tool %s was not made: %s", call.name, _where(failure.cause))
     return _texts.unexpected(call.id)
 
@@ -111,6 +113,12 @@ async def _gated(tool: Tool[Any], arguments: dict[str, Any]) -> bool | Contained
 async def truth_of(function: Callable[[], Any]) -> bool:
     """Whether a user's function says yes; what it gives may have a truth of its own, which may fail."""
     return bool(await call_user_code(function))
+
+
+async def text_of(function: Callable[[], Any]) -> str | None:
+    """The text that a user's function gives, or None; what it gives may be of any type, and have no text."""
+    given = await call_user_code(function)
+    return None if given is None else clean_text(str(given))
 
 
 async def call_user_code(function: Callable[[], Any]) -> Any:
@@ -187,8 +195,7 @@ def _late(tool: Tool[Any], plan: Ready | Gated, *, durable: bool) -> CallFinishe
 
 async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
     if isinstance(value, Contained):
-        told = contain_call("tool call", partial(_failure, tool, call, value.cause))
-        return _unexpected(tool, call, told.cause) if isinstance(told, Contained) else told
+        return _told(tool, call, value.cause)
     render = partial(tool._signature.render, value)
     if not tool._signature.renders_inline(value):
         text = await contain("tool call", in_thread(render))
@@ -201,6 +208,12 @@ async def _result(tool: Tool[Any], call: ToolCall, value: object) -> ToolResult:
         message = "The tool gave a value that does not fit its declared type."
         return _texts.error(call, _texts.INTERNAL, message)
     return ToolResult(call=call.id, content=_texts.capped(clean_text(text), tool.cap))
+
+
+def _told(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:
+    """What the model is told of an exception of the application's; it may be one that has no text."""
+    told = contain_call("tool call", partial(_failure, tool, call, error))
+    return _unexpected(tool, call, told.cause) if isinstance(told, Contained) else told
 
 
 def _failure(tool: Tool[Any], call: ToolCall, error: Exception) -> ToolResult:

@@ -15,7 +15,7 @@ import pytest
 from tests.children import STALLED
 from weft import Agent, Busy, Conflict, Context, Limits, ToolResult, Usage, tool
 from weft.errors import DecideAtRoot, Expired, InvalidTool, NoNext, NotPending, WrongCall
-from weft.model import ModelEvent, ModelInfo, ModelRequest
+from weft.model import ModelError, ModelEvent, ModelInfo, ModelRequest
 from weft.pool import Pool, Receipt
 from weft.pool._slots import Slots
 from weft.testing import ManualClock, Script, call, calls, fail, hold, override, say
@@ -318,14 +318,13 @@ async def test_a_childs_long_answer_is_capped_for_its_parent(where: Where) -> No
 
 
 async def test_a_failing_childs_long_reason_is_capped_for_its_parent(where: Where) -> None:
-    class Wordy(Exception):
-        pass
-
-    child = Agent(Script(fail(Wordy("x" * 300_000), times=None)))
+    child = Agent(Script(fail(ModelError("x" * 300_000), times=None)))
     async with open_store(where) as store:
         session = await store.create(delegating(Pool(1), child, call("ask", prompt="x"), say("done")))
         assert (await session.ask("go")).text == "done"
-        assert len(results(session)[0].content) < 70_000
+        [result] = results(session)
+        assert len(result.content) < 70_000
+        assert "bytes are missing" in result.content
 
 
 async def test_a_whole_ledger_counts_once_at_each_level(where: Where) -> None:

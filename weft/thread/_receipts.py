@@ -117,7 +117,7 @@ def cancelled(receipt: str) -> entries.Receipt:
 
 
 def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Receipt:
-    """A receipt's settlement, from how its child ended; the answer cut at `cap` bytes."""
+    """A receipt's settlement, from how its child ended; the answer, or why there is none, cut at `cap` bytes."""
     usage = child.turns + child.summaries + child.delegated
     match end.outcome:
         case "answered" | "stopped":
@@ -127,7 +127,7 @@ def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Rec
         case _:
             error = end.error
             state = "capped" if error is not None and error.code == "LIMIT" else "failed"
-            stop = "it failed" if error is None else error.message
+            stop = "it failed" if error is None else capped(error.message, cap)
             return entries.Receipt(receipt=receipt, state=state, stop=stop, usage=usage)
 
 
