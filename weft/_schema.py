@@ -76,7 +76,9 @@ class Signature:
             return self._json(checked)
         except PydanticSerializationError:  # half a character, which is no UTF-8, or what has no JSON at all
             plain = (
-                to_jsonable_python(checked) if self.result is None else self.result.dump_python(checked, mode="json")
+                to_jsonable_python(checked, inf_nan_mode="null")
+                if self.result is None
+                else self.result.dump_python(checked, mode="json")
             )
             return clean_text(json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
@@ -305,7 +307,9 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
 
 def _check_function(function: Callable[..., Any], name: str) -> None:
     if not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
-        raise InvalidTool(f"tool {name!r}: {function!r} is no function; wrap it in a typed one")
+        raise InvalidTool(
+            f"tool {name!r}: an object of {type(function).__name__!r} is no function; wrap it in a typed one"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidTool(f"tool {name!r}: a generator's items would be made after the call; return a list")
 
