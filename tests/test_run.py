@@ -1565,6 +1565,7 @@ class Delegation:
     """What a delegating tool carries."""
 
     sessions = True
+    allow = None
 
     def __init__(self, agent: Agent[Any], *, depth: int = 8) -> None:
         self.agent = agent

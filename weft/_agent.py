@@ -24,7 +24,7 @@ from weft._repair import Transcript, repair
 from weft._result import Result, raise_for, with_output
 from weft._run import RunLoop
 from weft._schema import inspect_output
-from weft._setup import BareRecorder, Setup, Slot, StopCondition
+from weft._setup import BareRecorder, Setup, Slot, StopCondition, narrower
 from weft._texts import SUBMIT
 from weft._tool import Context, Tool, as_tool, delegating, toolset
 from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall
@@ -465,6 +465,7 @@ class SubAgent:
 
     sessions = False
     depth = 8
+    allow = None
 
     def __init__(self, agent: Agent[Any, Any]) -> None:
         self.agent = agent
@@ -494,13 +495,6 @@ def _strictest(agent: Agent[Any, Any]) -> EffectKind:
 def _structural(kind: type) -> bool:
     """Whether a value's fit cannot be seen from its class."""
     return bool(getattr(kind, "_is_protocol", False)) or is_typeddict(kind)
-
-
-def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
-    """What both allow; None allows everything."""
-    if left is None or right is None:
-        return right if left is None else left
-    return left & right
 
 
 def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> None:

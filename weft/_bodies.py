@@ -11,7 +11,7 @@ from weft._contain import Contained, contain
 from weft._moves import Begin, CallFinished, CallUncertain, Gated, Input, Ready, RunTools, Spent
 from weft._ports import Clock, Ids, joined, start_task
 from weft._result import child_result, reason_of
-from weft._setup import Recorder, Setup, Slot
+from weft._setup import Recorder, Setup, Slot, narrower
 from weft._tool import CallInfo, Context, Delegate, Tool
 from weft._toolcall import Place, run_body
 from weft.messages import NO_USAGE, ToolCall
@@ -206,7 +206,7 @@ class Bodies:
             deps=deps,
             chain=self._setup.chain,
             slot=slot,
-            allow=self._setup.allow,
+            allow=narrower(self._setup.allow, delegate.allow),
             clock=self._clock,
             ids=self._ids,
             key=context.call.idempotency_key,

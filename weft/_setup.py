@@ -42,6 +42,13 @@ class Slot:
             self._delegate.leave()
 
 
+def narrower(left: frozenset[str] | None, right: frozenset[str] | None) -> frozenset[str] | None:
+    """What both allow; None allows everything."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
+
+
 Instructions: TypeAlias = Any
 """Text, or a function of `Context`, or None."""
 

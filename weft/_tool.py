@@ -102,6 +102,11 @@ class Delegate(Protocol):
         """How many levels of delegation are allowed below the root."""
         ...
 
+    @property
+    def allow(self) -> frozenset[str] | None:
+        """The permissions that the child's tools may need, beside what its parent has; None narrows nothing."""
+        ...
+
     async def child_deps(self, deps: object) -> object:
         """The child's deps, from the parent's."""
         ...

@@ -14,7 +14,7 @@ import pytest
 
 from tests.children import STALLED
 from weft import Agent, Busy, Conflict, Context, Limits, ToolResult, Usage, tool
-from weft.errors import DecideAtRoot, Expired, InvalidTool, NoNext, NotPending, WrongCall
+from weft.errors import DecideAtRoot, Expired, InvalidTool, NoNext, NotAllowed, NotPending, WrongCall
 from weft.model import ModelError, ModelEvent, ModelInfo, ModelRequest
 from weft.pool import Pool, Receipt
 from weft.pool._slots import Slots
@@ -410,6 +410,31 @@ async def test_a_child_is_never_allowed_more_than_its_parent(where: Where) -> No
         session = await store.create(parent, allow={"stock:write"})
         await session.ask("go")
         assert sell.runs == [1]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["session", "bare run"])
+async def test_a_pool_narrows_what_its_children_are_allowed(where: Where, *, stored: bool) -> None:
+    sell, look = Work("sell", needs={"stock:write"}), Work("look", needs={"stock:read"}, effect="none")
+    script = Script(calls(call("sell", item=1), call("look", item=2)), say("x"))
+    leaf = Agent(script, name="leaf", tools=[sell.tool, look.tool])
+    child = delegating(Pool(1), leaf, call("ask", prompt="x"), say("x"), name="child")
+    pool = Pool(1, allow={"stock:read"})
+    parent = delegating(pool, child, call("ask", prompt="x"), say("done"), allow={"stock:read", "stock:write"})
+    async with open_store(where) as store:
+        result = await (await store.create(parent)).ask("go") if stored else await parent.run("go")
+    assert result.text == "done"
+    told = [(part.content, part.code) for message in script.requests[-1].messages for part in message.results]
+    assert told == [("Not permitted; missing: stock:write.", "NOT_ALLOWED"), ("look 2", None)]
+    assert (sell.runs, look.runs) == ([], [2])
+
+
+def test_what_a_pool_does_not_allow_is_refused_when_it_is_wrapped() -> None:
+    sell = Work("sell", needs={"stock:write"})
+    child = Agent(Script(), tools=[sell.tool])
+    with pytest.raises(NotAllowed, match="stock:write"):
+        Pool(1, allow={"stock:read"}).wrap("ask", child, description="x")
+    with pytest.raises(WrongCall, match="a set of permissions"):
+        Pool(1, allow="stock:read")
 
 
 # Deps.

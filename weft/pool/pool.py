@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, overload
 
-from weft._agent import Agent
+from weft import _given
+from weft._agent import Agent, check_allowed
 from weft._tool import Tool, delegating
 from weft._toolcall import call_user_code
 from weft.errors import WrongCall
@@ -41,6 +42,10 @@ class _Wrapped:
     def depth(self) -> int:
         return self._pool.depth
 
+    @property
+    def allow(self) -> frozenset[str] | None:
+        return self._pool.allow
+
     async def child_deps(self, deps: object) -> object:
         if isinstance(self._deps, _Inherit):
             return deps
@@ -63,16 +68,18 @@ class Pool:
         limit: How many children of this pool may work at once in this process. A child that only waits for
             its own delegations, or is parked, holds no slot, so any fan-out and depth finishes with any limit.
         depth: How many levels of delegation are allowed.
+        allow: The permissions that its children's tools may need; absent: what their parents have.
 
     Raises:
-        WrongCall: The limit or the depth is below 1.
+        WrongCall: The limit or the depth is below 1, or `allow` is no set of permissions.
     """
 
-    def __init__(self, limit: int, *, depth: int = 8) -> None:
+    def __init__(self, limit: int, *, depth: int = 8, allow: Iterable[str] | None = None) -> None:
         if limit < 1 or depth < 1:
             raise WrongCall("Pool(limit, depth=…): both are at least 1")
         self.limit = limit
         self.depth = depth
+        self.allow = _given.permissions(allow)
         self._slots = Slots(limit)
 
     def __repr__(self) -> str:
@@ -104,7 +111,11 @@ class Pool:
             agent: The child.
             description: What the model is told.
             deps: The child's deps, or a function of the parent's; absent: the parent's.
+
+        Raises:
+            NotAllowed: A tool of the child's needs a permission that the pool's `allow` lacks.
         """
+        check_allowed(agent.tools, self.allow)
         return delegating(name, description, _Wrapped(self, agent, deps))
 
     def receipts(self, session: Session[Any]) -> tuple[Receipt, ...]:

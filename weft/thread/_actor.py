@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakMethod
 
-from weft._agent import Agent, empty_context, narrower
+from weft._agent import Agent, empty_context
 from weft._compaction import Compaction
 from weft._contain import Contained, contain
 from weft._machine import State
@@ -19,7 +19,7 @@ from weft._moves import Plan as CallPlan
 from weft._ports import Clock, Ids
 from weft._result import reason_of
 from weft._run import RunLoop
-from weft._setup import Slot
+from weft._setup import Slot, narrower
 from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
@@ -531,6 +531,8 @@ class Actor:
             slot.hand_back()
             return
         allow = narrower(self.agent.allow, parent.permissions)
+        if self._delegate is not None:
+            allow = narrower(allow, self._delegate.allow)
         header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
         self.live.context = copy_context()
         line, created = self.live.found(header)

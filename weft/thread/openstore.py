@@ -15,9 +15,10 @@ from typing import Any, Literal, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from weft import _given
-from weft._agent import Agent, check_allowed, narrower
+from weft._agent import Agent, check_allowed
 from weft._contain import Contained, contain, contain_call
 from weft._ports import Clock, Ids, SystemClock, SystemIds
+from weft._setup import narrower
 from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import (
     Busy,
