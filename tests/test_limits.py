@@ -62,6 +62,7 @@ ANY_LIMITS = st.builds(
     seconds=st.none() | st.floats(0.5, 5),
     retries=st.integers(0, 5),
     repeats=st.none() | st.integers(2, 5),
+    parallel=st.integers(1, 5),
 )
 
 
@@ -70,6 +71,7 @@ ANY_LIMITS = st.builds(
     [
         ("steps", 2, 3),
         ("retries", 0, 1),
+        ("parallel", 1, 2),
         *((name, less, more) for name in ("tokens", "tool_calls", "repeats") for less, more in ((2, 3), (2, None))),
         ("seconds", 0.5, 3),
         ("seconds", 0.5, None),

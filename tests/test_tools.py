@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel
 
-from weft import Agent, Context, Result, Retry, Tool, ToolCall, ToolError, ToolResult, tool
-from weft._agent import narrower
+from weft import Agent, Context, Limits, Result, Retry, Tool, ToolCall, ToolError, ToolResult, tool
 from weft._moves import Begin, CallFinished, CallUncertain, Gated, Ready, Refused
+from weft._setup import narrower
 from weft._texts import capped
 from weft._threads import workers
 from weft._tool import CallInfo
@@ -688,6 +688,18 @@ async def test_calls_start_in_order_and_at_most_four_run_at_once() -> None:
     assert await bodies.let_go(0, 1) == [0, 1, 2, 3, 4, 5, 6]
     await bodies.let_go(*range(7))
     assert [result.content for result in await run] == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 7])
+async def test_an_agent_says_how_many_run_at_once(parallel: int) -> None:
+    bodies = Bodies()
+    script = Script(calls(*(call("work", x=x) for x in range(6))), say("done"))
+    agent = Agent(script, tools=[bodies.work], limits=Limits(parallel=parallel))
+    run = asyncio.ensure_future(agent.run("go"))
+    assert await bodies.let_go() == [*range(min(parallel, 6))]
+    assert await bodies.let_go(0) == [*range(min(parallel + 1, 6))]
+    await bodies.let_go(*range(6))
+    assert (await run).text == "done"
 
 
 async def test_results_are_in_call_order_whatever_the_order_of_the_bodies() -> None:

@@ -19,12 +19,9 @@ from weft.messages import NO_USAGE, ToolCall
 if TYPE_CHECKING:
     from weft._run import RunLoop
 
-__all__ = ["PARALLEL", "Bodies"]
+__all__ = ["Bodies"]
 
 Feed: TypeAlias = Callable[[Input], None]
-
-PARALLEL = 4
-"""Bodies of one step that run at once. Delegating calls take no such place."""
 
 
 class Bodies:
@@ -118,7 +115,7 @@ class Bodies:
         return self._recorder.durable and isinstance(plan, Ready) and plan.delegate
 
     async def _run_lane(self, lane: list[tuple[Ready | Gated, int]], feed: Feed) -> None:
-        """Run these calls at once, but no more than `PARALLEL` of those that delegate to no pool."""
+        """Run these calls at once, but no more than the limit of those that delegate to no pool."""
         if len(lane) == 1:
             await self._run_one(*lane[0], feed)
             return
@@ -129,7 +126,7 @@ class Bodies:
                 await self._run_one(plan, attempt, feed)
 
         tasks: list[asyncio.Task[None]] = []
-        places = PARALLEL
+        places = self._setup.limits.parallel
         for plan, attempt in lane:
             if _is_delegated(plan):
                 tasks.append(start_task(self._run_one(plan, attempt, feed), name="weft calls"))

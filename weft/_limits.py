@@ -41,10 +41,15 @@ class Limits:
     again; the same holds for an answer that does not fit the declared output."""
     repeats: int | None = None
     """How many steps in a row may ask for exactly the same calls, before the run is stopped; at least 2."""
+    parallel: int = 4
+    """How many bodies of one step run at once; delegations to a pool take no place of these. A rule of the present
+    agent, which no journal keeps."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError("Limits(steps=…) is at least 1")
+        if self.parallel < 1:
+            raise ValueError("Limits(parallel=…) is at least 1")
         if self.retries < 0:
             raise ValueError("Limits(retries=…) is at least 0")
         if self.repeats is not None and self.repeats < 2:
@@ -66,6 +71,7 @@ class Limits:
             seconds=_least(self.seconds, other.seconds),
             retries=min(self.retries, other.retries),
             repeats=_least(self.repeats, other.repeats),
+            parallel=min(self.parallel, other.parallel),
         )
 
 
