@@ -496,6 +496,8 @@ class Live:
 
     def _landed(self, append: _Append, future: asyncio.Future[Appended]) -> None:
         failure: Failure | None = Closed() if future.cancelled() else future.exception()
+        if failure is None and self._refusing:  # so what it follows is there all the same: it is read back
+            failure = Stale(self.id, append.after)
         if failure is not None:
             append.refused = failure
             self._refusing = True
