@@ -460,7 +460,10 @@ class TurnRunner:
         self.live.runner = None
         self.live.drop_records()
         if not self._revoked:
-            await contain("turn", self.live.command(lambda view: fail(view, error)))
+            kept = await contain("turn", self.live.command(lambda view: fail(view, error)))
+            if isinstance(kept, Contained):  # so the turn has no end: who waits is told, and its lease runs out
+                self.revoke(kept.cause)
+                self.live.lose()
 
 
 def _through(message: Message, history: History) -> int:
