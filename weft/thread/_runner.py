@@ -425,6 +425,8 @@ class TurnRunner:
 
     def end(self) -> None:
         """It runs here no longer, or never will: its followers are told."""
+        if self._over:  # it was left behind
+            return
         if self.live.runner is self:
             self.live.runner = None
         if self.log.taken is None:  # else its events go on with those of the journal
