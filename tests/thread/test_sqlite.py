@@ -444,6 +444,7 @@ async def test_a_lock_that_is_not_given_up_fails_what_waits_for_it_and_the_store
     with database(path) as connection:
         connection.execute("BEGIN IMMEDIATE")
         await store.stop()
+    await (await opened()).stop()
     assert proofs(path) == []
 
 
@@ -772,6 +773,27 @@ async def test_death_stays_proved_when_the_disk_refuses_the_burial(path: Path, o
     with full_disk(path), pytest.raises(StoreFailed):
         await change(store, head, Claim(ttl=DAY), "mine")
     assert (await change(store, head, Claim(ttl=DAY), "mine")).generation == 2
+
+
+@unix
+async def test_what_is_held_is_free_at_once_also_where_its_owner_was_stopped_while_the_file_was_locked(
+    path: Path, opened: Open
+) -> None:
+    other, store = await opened("other"), await opened("store", locked=0.01)
+    head = await create(store, "t")
+    await change(store, head, Claim(ttl=DAY))
+    with database(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        await store.stop()
+    assert not (await lease_of(other)).live
+    assert (await change(other, head, Claim(ttl=DAY))).generation == 2
+
+
+@unix
+async def test_two_stores_of_one_token_are_refused(path: Path, made: Make) -> None:
+    await made("twin").start()
+    with pytest.raises(WrongCall, match="'twin'"):
+        await made("twin").start()
 
 
 @unix
