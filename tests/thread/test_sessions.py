@@ -1413,6 +1413,26 @@ async def test_a_watch_sees_what_another_store_writes(where: Where) -> None:
         assert seen == await journal(one, session)
 
 
+async def test_who_reads_a_long_journal_lets_others_run_meanwhile(where: Where) -> None:
+    async with open_store(where) as store:
+        session = await store.create(Agent(Script(say("hello"))))
+        await asyncio.gather(*(session.note("n", str(number)) for number in range(1_000)))
+        turns: list[int] = []
+
+        async def others() -> None:
+            while True:
+                turns.append(len(found))
+                await asyncio.sleep(0)
+
+        found: list[Entry] = []
+        runs = asyncio.ensure_future(others())
+        async for entry in store.watch(session.id, until=session.head):
+            found.append(entry)
+        runs.cancel()
+        assert [entry.position for entry in found] == list(range(1_001))
+        assert len(set(turns)) > 3
+
+
 async def test_who_watches_may_write_meanwhile(where: Where) -> None:
     async with open_store(where) as store:
         session = await store.create(Agent(Script(say("1"), say("2"))))
@@ -1580,6 +1600,24 @@ async def test_an_entry_is_the_same_live_and_when_it_is_read(where: Where) -> No
         session = await store.create(Agent(Script(say("1"))))
         await session.ask("go")
         assert [entry for entry in seen if entry.kind != "header"] == (await journal(store, session))[1:]
+
+
+async def test_an_observer_sees_also_what_nobody_waits_for_any_more(where: Where) -> None:
+    async with open_store(where) as store:
+        seen: list[tuple[str, str]] = []
+        told = asyncio.Event()
+
+        def see(thread: str, entry: Entry) -> None:
+            seen.append((thread, entry.kind))
+            told.set()
+
+        store.observe(see)
+        creates = asyncio.ensure_future(store.create(Agent(Script(say("hello")))))
+        await ticks(1)
+        creates.cancel()
+        await told.wait()
+        assert creates.cancelled()
+        assert seen == [(info.thread, "header") async for info in store.list()]
 
 
 async def test_an_observer_that_raises_changes_nothing(where: Where) -> None:

@@ -16,7 +16,7 @@ if sys.platform != "win32":
 
 _TRIES = 200
 _PAUSE = 0.005
-"""How often, and after how many seconds, a lock is tried again: who looks whether an owner lives has it for a moment."""
+"""How often, and after how many seconds, a lock is tried: who looks whether an owner lives has it for a moment."""
 
 
 def file_of(database: Path, owner: str) -> Path:

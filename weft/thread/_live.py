@@ -307,8 +307,9 @@ class Live:
         else:
             line = header_line(header)
             created = self.world.store.create(self.id, line, first_index(header))
-        await created
-        self._created(header, line, created)
+        created.add_done_callback(partial(self._created, header, line))  # also where nobody waits any more
+        await asyncio.wait([created])
+        created.result()
         await self.open()
 
     def _created(self, header: Header, line: bytes, created: asyncio.Future[bytes]) -> None:
