@@ -22,7 +22,7 @@ from weft.testing.clock import ManualClock, settle
 from weft.testing.contract._kit import after, change, create, header, index, lease_of, outcomes
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind
 from weft.thread._codec import digest_line
-from weft.thread._schema_sql import SCHEMA
+from weft.thread._schema_sql import SCHEMA, list_statement
 from weft.thread.sqlite import SQLiteStore
 from weft.thread.store import Appended, Claim, Head, Hold, Lease, Query, Release, Seize
 
@@ -353,6 +353,19 @@ async def test_index_values_are_stored(path: Path, opened: Open) -> None:
     assert row() == ("work", "desk", "p", "root", {"x": "y"}, None, 0, 2, None)
     await change(store, then, Claim(ttl=DAY), "two")
     assert row() == ("work", "desk", "p", "root", {"x": "y"}, None, 0, 2, None)
+
+
+async def test_a_threads_children_are_found_without_looking_at_all_threads(path: Path, opened: Open) -> None:
+    await opened()
+    values = {"parent": "p", "kind": None, "name": None, "roots": False, "pending": None, "title": None, "after": None}
+    with database(path) as connection:
+        connection.create_function("casefold", 1, str)
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {list_statement(parent=True)}", values | {"meta": "{}", "limit": 9}
+        )
+        steps = [row[3] for row in plan]
+    assert any("threads_parent" in step for step in steps)
+    assert not any("TEMP B-TREE" in step for step in steps)
 
 
 async def test_a_deleted_thread_leaves_no_lines(path: Path, opened: Open) -> None:

@@ -698,7 +698,7 @@ class SQLiteStore:
             "limit": query.limit,
         }
         try:
-            rows = await self._fetch(sql.LIST, values)
+            rows = await self._fetch(sql.list_statement(parent=query.parent is not None), values)
         except sqlite3.Error as error:
             raise self._unreadable("its list", error) from error
         return [self._row(row) for row in rows]
