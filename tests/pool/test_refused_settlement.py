@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from weft import Agent, tool
+from weft.errors import StoreFailed
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, hold, say
-from weft.thread import Memory
+from weft.thread import Memory, approve
 from weft.thread._codec import chain, decode_lines, encode_body
 from weft.thread.entries import Decision, Entry, Head, Index, Receipt
 from weft.thread.memory import MemoryStore
@@ -65,3 +66,51 @@ async def test_a_settlement_that_was_refused_is_written_with_its_result() -> Non
         entry.body.receipt for entry in entries if isinstance(entry.body, Receipt) and entry.body.state == "done"
     ]
     assert len(settled) == len(set(settled)) == 2
+
+
+class Full(MemoryStore):
+    """The disk is full for the first settlements as failed."""
+
+    refuses = 2
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        if self.refuses and any(b'"state":"failed"' in line for line in lines):
+            self.refuses -= 1
+            refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+            refused.set_exception(StoreFailed("the disk is full"))
+            return refused
+        return super().append(thread, lines, expect, lease, index)
+
+
+async def test_a_child_that_fails_while_the_disk_is_full_is_settled_when_there_is_room() -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def deps(_: object) -> None:
+        if broken:
+            raise ValueError("no deps any more")
+
+    broken: list[str] = []
+    payer = Agent(Script(call("pay"), say("paid")), name="payer", tools=[pay])
+    delegates = Pool(2).wrap("payer", payer, description="x", deps=deps)
+    parent = Agent(Script(calls(call("pay"), call("payer", prompt="x")), say("done")), tools=[pay, delegates])
+    clock = ManualClock()
+    store = Full(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(store, clock=clock, ids=CountingIds("a"), grace=0.0) as opened:
+        session = await opened.create(parent)
+        await session.send("go")
+        while session.receipts == () or session.receipts[0].state != "parked":
+            await clock.advance(0.0)
+        await session.settled_or_waiting()
+        broken.append("from now on")
+        (of_child,) = (request for request in session.pending if request.path[-1] == "payer")
+        await session.decide(approve(of_child))
+        while session.receipts[0].state != "failed":
+            await clock.advance(0.1)
+        assert store.refuses == 0
+        assert opened._host.failures == []
+        assert len(opened.reports) == 1

@@ -667,6 +667,30 @@ async def test_a_child_that_waits_for_its_slot_is_never_made(place: Place) -> No
     assert len(place.data._threads) == 5
 
 
+async def test_observers_see_the_end_of_a_child_that_never_was(place: Place) -> None:
+    """The owner stalls while one child has the only slot; the tree is ended without it, the other children too."""
+    body = Body()
+    agent = Agent(asks_once(call("act"), "worked"), name="worker", tools=[body.tool])
+    asked = calls(*[call("ask", prompt="x") for _ in range(2)])
+    root = Agent(asks_once(asked, "done"), tools=[Pool(1).wrap("ask", agent, description="Asks.")])
+    session = await place.one.create(root)
+    await session.send("go")
+    await body.started.wait()
+    await settle()
+    place.disk.hold(1)
+    told: list[tuple[str, int]] = []
+    place.two.observe(lambda thread, entry: told.append((thread, entry.position)))
+    theirs = await place.two.open(session.id)
+    assert await theirs.cancel()
+    await place.rests(theirs, seconds=LEASE)
+    (never_was,) = (r.child for r in theirs.receipts if len(place.entries(r.child)) == 3)
+    assert [position for thread, position in told if thread == never_was] == [0, 1, 2]
+    await place.disk.open_up()
+    body.release.set()
+    await place.clock.advance(LEASE)
+    at_rest(place)
+
+
 async def test_a_tree_whose_owner_is_dead_ends_without_an_agent(place: Place) -> None:
     tree = Tree(free=False)
     name = await dies(place, tree.agent(), lambda: all(body.started.is_set() for body in tree.bodies.values()))

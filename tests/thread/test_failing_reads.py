@@ -14,7 +14,7 @@ from tests.thread.places import LEASE, Body, at_rest, ticks, users
 from tests.thread.places import Place as TwoStores
 from weft import Agent, Result
 from weft.errors import Closed, StoreFailed
-from weft.testing import CountingIds, Script, call, say
+from weft.testing import CountingIds, Script, call, calls, say
 from weft.testing.clock import settle
 from weft.thread import OpenStore, Session
 from weft.thread.memory import MemoryStore
@@ -202,6 +202,52 @@ async def test_a_store_that_raises_its_own_error_on_a_read_fails_who_waits() -> 
         again = await store.open(session.id, Agent(Script(say("hello"))))
         assert (await place.outcome(again.ask("hi"))).text == "hello"
         assert store._host.failures == []
+
+
+class Unsure(MemoryStore):
+    """A store whose answers take their time, and that has written its n-th append although it says that it failed."""
+
+    fails_at = 0
+    appends = 0
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        self.appends += 1
+        failed = self.appends == self.fails_at
+        written = super().append(thread, lines, expect, lease, index)
+        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self._clock.deadline(1.0, lambda: _answer(answer, written, failed=failed))
+        return answer
+
+
+def _answer(answer: asyncio.Future[Appended], written: asyncio.Future[Appended], *, failed: bool) -> None:
+    error = StoreFailed("the connection was lost") if failed else written.exception()
+    if error is None:
+        answer.set_result(written.result())
+    else:
+        answer.set_exception(error)
+
+
+@pytest.mark.parametrize("nth", range(2, 8))
+async def test_what_was_written_although_it_failed_is_found_also_where_what_follows_it_succeeded(nth: int) -> None:
+    place = Place()
+    disk = Unsure(place.data, owner="one", ttl=LEASE, clock=place.clock, survives=True)
+    disk.fails_at = nth
+    bodies = [Body(name, effect="none") for name in ("one", "two", "three")]
+    script = Script(calls(*(call(body.tool.name) for body in bodies)), say("done"))
+    async with OpenStore(disk, clock=place.clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(script, tools=[body.tool for body in bodies]))
+        turn = await place.outcome(session.send("go"))
+        await place.until(lambda: all(body.started.is_set() for body in bodies))
+        for body in bodies:
+            body.release.set()
+            await settle()
+        assert (await place.outcome(turn.wait())).text == "done"
+        await place.rests(session)
+        assert session.messages == tuple(place.view(session.id).messages)
+        assert [result.content for result in session.messages[2].results] == ["acted"] * 3
+        at_rest(place)
 
 
 class Slow(MemoryStore):

@@ -6,14 +6,14 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
-from tests.thread.places import SlowStore
+from tests.thread.places import SlowStore, ticks
 from weft import (
     Agent,
     Busy,
@@ -1413,6 +1413,26 @@ async def test_a_watch_sees_what_another_store_writes(where: Where) -> None:
         assert seen == await journal(one, session)
 
 
+async def test_who_reads_a_long_journal_lets_others_run_meanwhile(where: Where) -> None:
+    async with open_store(where) as store:
+        session = await store.create(Agent(Script(say("hello"))))
+        await asyncio.gather(*(session.note("n", str(number)) for number in range(1_000)))
+        turns: list[int] = []
+
+        async def others() -> None:
+            while True:
+                turns.append(len(found))
+                await asyncio.sleep(0)
+
+        found: list[Entry] = []
+        runs = asyncio.ensure_future(others())
+        async for entry in store.watch(session.id, until=session.head):
+            found.append(entry)
+        runs.cancel()
+        assert [entry.position for entry in found] == list(range(1_001))
+        assert len(set(turns)) > 3
+
+
 async def test_who_watches_may_write_meanwhile(where: Where) -> None:
     async with open_store(where) as store:
         session = await store.create(Agent(Script(say("1"), say("2"))))
@@ -1580,6 +1600,24 @@ async def test_an_entry_is_the_same_live_and_when_it_is_read(where: Where) -> No
         session = await store.create(Agent(Script(say("1"))))
         await session.ask("go")
         assert [entry for entry in seen if entry.kind != "header"] == (await journal(store, session))[1:]
+
+
+async def test_an_observer_sees_also_what_nobody_waits_for_any_more(where: Where) -> None:
+    async with open_store(where) as store:
+        seen: list[tuple[str, str]] = []
+        told = asyncio.Event()
+
+        def see(thread: str, entry: Entry) -> None:
+            seen.append((thread, entry.kind))
+            told.set()
+
+        store.observe(see)
+        creates = asyncio.ensure_future(store.create(Agent(Script(say("hello")))))
+        await ticks(1)
+        creates.cancel()
+        await told.wait()
+        assert creates.cancelled()
+        assert seen == [(info.thread, "header") async for info in store.list()]
 
 
 async def test_an_observer_that_raises_changes_nothing(where: Where) -> None:
@@ -1857,6 +1895,65 @@ async def test_a_body_that_swallows_its_cancellation_and_answers_does_not_stop_t
             assert answers(again) == [("swallowed", False, None)]
 
 
+class Stubborn(Script):
+    """A model that takes no cancellation before it is told to."""
+
+    def __init__(self, *steps: Any) -> None:
+        super().__init__(*steps)
+        self.asked = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        self.asked.set()
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.release.wait()
+        async for event in super().stream(request):
+            yield event
+
+
+async def test_a_model_that_swallows_its_cancellation_does_not_hold_up_leaving_for_ever() -> None:
+    clock, data = ManualClock(), Memory()
+    model = Stubborn(say("too late"))
+    store = open_store(data, clock=clock, grace=0.0)
+    await store.__aenter__()
+    session = await store.create(Agent(model))
+    turn = await session.send("go")
+    await model.asked.wait()
+    leaves = asyncio.ensure_future(store.__aexit__(None, None, None))
+    await clock.advance(10.0)
+    assert leaves.done()
+    with pytest.raises(Closed):
+        await turn.wait()
+    async with open_store(data, clock=clock) as other:
+        again = await other.open(session.id, Agent(Script(say("here")), name="agent"))
+        going_on = await again.resume()
+        assert going_on is not None
+        assert (await going_on.wait()).text == "here"
+    model.release.set()
+    await settle()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("weft")]
+    assert store._host.failures == []
+
+
+async def test_a_leaving_that_is_cancelled_stops_its_store_all_the_same(tmp_path: Path) -> None:
+    model = Stubborn(say("too late"))
+    store = open_store(f"sqlite:///{tmp_path / 'weft.db'}", grace=0.0)
+    await store.__aenter__()
+    session = await store.create(Agent(model))
+    await session.send("go")
+    await model.asked.wait()
+    leaves = asyncio.ensure_future(store.__aexit__(None, None, None))
+    await settle()
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    with pytest.raises(Closed):  # what it reads by is closed last
+        await store.store.load(session.id)
+    model.release.set()
+    await settle()
+
+
 async def test_a_tool_that_ends_within_the_grace_is_awaited_and_its_turn_ends(where: Where) -> None:
     body = Body(effect="once")
     script = Script(call("work", item=1), say("done"))
@@ -1936,6 +2033,24 @@ async def test_while_a_store_is_being_left_what_is_queued_does_not_begin_and_is_
         assert turn is not None
         assert (await turn.wait()).text == "2"
         assert users(session) == ["a", "b"]
+
+
+@pytest.mark.parametrize("after", range(4))
+async def test_a_store_whose_entering_is_cancelled_leaves_nothing_and_can_be_entered(after: int) -> None:
+    clock, data = ManualClock(), Memory()
+    disk = MemoryStore(data, owner="one", ttl=30.0, clock=clock, survives=True)
+    store = OpenStore(disk, clock=clock, ids=CountingIds(), grace=0.0)
+    others = asyncio.all_tasks()
+    enters = asyncio.ensure_future(store.__aenter__())
+    await ticks(after)
+    if not enters.cancel():
+        await store.__aexit__(None, None, None)
+    await settle()
+    assert asyncio.all_tasks() == others
+    with pytest.raises(Closed):
+        await disk.load("any")
+    async with store:
+        assert (await (await store.create(Agent(Script(say("hello"))))).ask("hi")).text == "hello"
 
 
 async def test_an_empty_store_can_be_left_and_entered_over_and_over(where: Where) -> None:

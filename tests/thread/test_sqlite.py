@@ -22,7 +22,7 @@ from weft.testing.clock import ManualClock, settle
 from weft.testing.contract._kit import after, change, create, header, index, lease_of, outcomes
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind
 from weft.thread._codec import digest_line
-from weft.thread._schema_sql import SCHEMA
+from weft.thread._schema_sql import SCHEMA, list_statement
 from weft.thread.sqlite import SQLiteStore
 from weft.thread.store import Appended, Claim, Head, Hold, Lease, Query, Release, Seize
 
@@ -355,6 +355,19 @@ async def test_index_values_are_stored(path: Path, opened: Open) -> None:
     assert row() == ("work", "desk", "p", "root", {"x": "y"}, None, 0, 2, None)
 
 
+async def test_a_threads_children_are_found_without_looking_at_all_threads(path: Path, opened: Open) -> None:
+    await opened()
+    values = {"parent": "p", "kind": None, "name": None, "roots": False, "pending": None, "title": None, "after": None}
+    with database(path) as connection:
+        connection.create_function("casefold", 1, str)
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {list_statement(parent=True)}", values | {"meta": "{}", "limit": 9}
+        )
+        steps = [row[3] for row in plan]
+    assert any("threads_parent" in step for step in steps)
+    assert not any("TEMP B-TREE" in step for step in steps)
+
+
 async def test_a_deleted_thread_leaves_no_lines(path: Path, opened: Open) -> None:
     store = await opened()
     await create(store, "other")
@@ -444,6 +457,7 @@ async def test_a_lock_that_is_not_given_up_fails_what_waits_for_it_and_the_store
     with database(path) as connection:
         connection.execute("BEGIN IMMEDIATE")
         await store.stop()
+    await (await opened()).stop()
     assert proofs(path) == []
 
 
@@ -772,6 +786,27 @@ async def test_death_stays_proved_when_the_disk_refuses_the_burial(path: Path, o
     with full_disk(path), pytest.raises(StoreFailed):
         await change(store, head, Claim(ttl=DAY), "mine")
     assert (await change(store, head, Claim(ttl=DAY), "mine")).generation == 2
+
+
+@unix
+async def test_what_is_held_is_free_at_once_also_where_its_owner_was_stopped_while_the_file_was_locked(
+    path: Path, opened: Open
+) -> None:
+    other, store = await opened("other"), await opened("store", locked=0.01)
+    head = await create(store, "t")
+    await change(store, head, Claim(ttl=DAY))
+    with database(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        await store.stop()
+    assert not (await lease_of(other)).live
+    assert (await change(other, head, Claim(ttl=DAY))).generation == 2
+
+
+@unix
+async def test_two_stores_of_one_token_are_refused(path: Path, made: Make) -> None:
+    await made("twin").start()
+    with pytest.raises(WrongCall, match="'twin'"):
+        await made("twin").start()
 
 
 @unix

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from tests.thread.places import Body, SlowStore, a_place, at_rest
+from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest
 from weft import Agent, File, Message, tool
 from weft._moves import Joined, Record
-from weft.errors import RunFailed, WrongCall
+from weft.errors import RunFailed, StoreFailed, WrongCall
 from weft.testing import CountingIds, ManualClock, Script, call, say
 from weft.testing.clock import settle
 from weft.thread import Memory, OpenStore, Session, approve, open_store, resolve
 from weft.thread._runner import TurnRunner
+from weft.thread.memory import MemoryStore
+from weft.thread.store import Appended, Head, Index, LeaseChange
 
 pytestmark = pytest.mark.anyio
 
@@ -106,4 +108,43 @@ async def test_a_fact_that_cannot_be_stored_fails_its_turn(slow: bool) -> None:
         failure = await place.outcome(turn.wait())
         assert isinstance(failure, RunFailed)
         assert isinstance(failure.__cause__, WrongCall)
+        at_rest(place)
+
+
+class FullDisk(MemoryStore):
+    """A store that can be kept from writing."""
+
+    full = False
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        if not self.full:
+            return super().append(thread, lines, expect, lease, index)
+        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        refused.set_exception(StoreFailed("the disk is full"))
+        return refused
+
+
+async def test_a_turn_that_can_not_even_be_failed_is_given_up_and_its_lease_runs_out() -> None:
+    place = Place()
+    disk = FullDisk(place.data, owner="one", ttl=LEASE, clock=place.clock, survives=True)
+    body = Body(effect="none")
+    agent = Agent[None](Script(call("act"), say("done")), tools=[body.tool])
+    async with OpenStore(disk, clock=place.clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(agent)
+        turn = await session.send("hello")
+        await body.started.wait()
+        runner = session._live.runner
+        assert isinstance(runner, TurnRunner)
+        disk.full = True
+        broken: Any = object()
+        runner.record(Record(facts=(Joined(message=Message.user("more"), source="steer", item=broken),), gate="bodies"))
+        assert isinstance(await place.outcome(turn.wait()), StoreFailed)
+        disk.full = False
+        body.release.set()
+        await place.clock.advance(LEASE)
+        await session.resume()
+        await place.rests(session)
+        assert session.messages[-1].text == "done"
         at_rest(place)

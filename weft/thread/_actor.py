@@ -430,11 +430,11 @@ class Actor:
         finally:
             self._driven.pop(receipt, None)
         if isinstance(outcome, Contained):
-            await self._child_stuck(receipt, outcome.cause)
+            self.place.report(self.live.id, outcome.cause)
+            await persisting(self.place.clock, "child", partial(self._child_stuck, receipt, outcome.cause))
 
     async def _child_stuck(self, receipt: str, cause: Exception) -> None:
         """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""
-        self.place.report(self.live.id, cause)
         accepted = self.live.view.receipts[receipt].accepted
         if isinstance(cause, WeftError) and not isinstance(cause, WrongCall):
             runner = self.live.runner

@@ -6,12 +6,17 @@ import hashlib
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
+
+_TRIES = 200
+_PAUSE = 0.005
+"""How often, and after how many seconds, a lock is tried: who looks whether an owner lives has it for a moment."""
 
 
 def file_of(database: Path, owner: str) -> Path:
@@ -32,25 +37,45 @@ class ProofOfLife:
         self._descriptor: int | None = None
 
     def begin(self) -> None:
-        """Create and lock the file."""
+        """Create and lock the file.
+
+        Raises:
+            BlockingIOError: Another open store has this token.
+        """
         if sys.platform == "win32":  # no flock: leases simply run out
             return
         while self._descriptor is None:
             descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_there(self._path, descriptor):
-                self._descriptor = descriptor
-            else:  # somebody cleaned it up before it was locked
-                os.close(descriptor)
+            try:
+                _lock(descriptor)
+                if _is_there(self._path, descriptor):  # else somebody has cleaned it up before it was locked
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
 
-    def end(self) -> None:
-        """Remove and unlock it."""
+    def end(self, *, keep: bool = False) -> None:
+        """Unlock it, and remove it; unless it is to prove that this owner, who may hold leases still, is dead."""
         if self._descriptor is None:
             return
-        with suppress(FileNotFoundError):
-            self._path.unlink()
+        if not keep:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = None
+
+
+def _lock(descriptor: int) -> None:
+    pause = threading.Event()
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            pause.wait(_PAUSE)
+        else:
+            return
 
 
 def _is_there(path: Path, descriptor: int) -> bool:

@@ -11,6 +11,7 @@ from weft._texts import RESULT_CAP
 from weft.errors import Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
 from weft.thread._again import persisting
+from weft.thread._codec import decode_lines
 from weft.thread._live import Live
 from weft.thread._turns import Plan
 from weft.thread._view import ReceiptView, View, first_index
@@ -187,7 +188,8 @@ async def _never_begins(live: Live, receipt: ReceiptView, child: Live) -> None:
     except NotFound:
         header = _receipts.child_header(live.view.header, receipt, live.view.header.permissions, world.clock.now())
         first, *more = _receipts.never_began(header, owner=owner, names=(started, ended))
-        await world.store.create(child.id, first, first_index(header), more)
+        if await world.store.create(child.id, first, first_index(header), more) == first:
+            world.committed(child.id, decode_lines([first, *more], child.id, 0))
         await child.open()
     with suppress(Locked):  # it has just begun
         await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=started))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from weft._contain import Contained, contain
-from weft._ports import start_task
+from weft._ports import Clock, start_task
 from weft.errors import Closed
 
 
@@ -39,7 +40,8 @@ class Host:
         assert self._left is not None
         async with asyncio.TaskGroup() as group:
             self._group = group
-            ready.set_result(None)
+            if not ready.done():  # whoever starts it may have been cancelled
+                ready.set_result(None)
             await self._left
             self._group = None
             for task in tuple(self._tasks):
@@ -72,13 +74,29 @@ class Host:
         if isinstance(outcome, Contained):
             self.failures.append(outcome.cause)
 
-    async def leave(self) -> None:
-        """Cancel what is left, and wait for it."""
-        if self._task is None or self._left is None:
+    async def leave(self, clock: Clock, within: float) -> None:
+        """Cancel what is left, and wait for it so many seconds: whatever takes no cancellation stays behind."""
+        task, left = self._task, self._left
+        if task is None or left is None:
             return
-        if not self._left.done():
-            self._left.set_result(None)
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.exception()  # read; what is no `Exception` (a severed test store) ends the store, nothing else
-        self._task = None
+        if not left.done():
+            left.set_result(None)
+        late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = clock.deadline(within, partial(_over, late))
+        try:
+            await asyncio.wait([task, late], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            self._task = None
+            task.add_done_callback(_read)
+
+
+def _over(late: asyncio.Future[None]) -> None:
+    if not late.done():
+        late.set_result(None)
+
+
+def _read(task: asyncio.Task[None]) -> None:
+    """What is no `Exception` (a severed test store) ends the store, nothing else."""
+    if not task.cancelled():
+        task.exception()

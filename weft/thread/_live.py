@@ -242,8 +242,9 @@ class Live:
         else:
             line = header_line(header)
             created = self.world.store.create(self.id, line, first_index(header))
-        await created
-        self._created(header, line, created)
+        created.add_done_callback(partial(self._created, header, line))  # also where nobody waits any more
+        await asyncio.wait([created])
+        created.result()
         await self.open()
 
     def _created(self, header: Header, line: bytes, created: asyncio.Future[bytes]) -> None:
@@ -431,6 +432,8 @@ class Live:
 
     def _landed(self, append: Append, future: asyncio.Future[Appended]) -> None:
         failure: Failure | None = Closed() if future.cancelled() else future.exception()
+        if failure is None and self._refusing:  # so what it follows is there all the same: it is read back
+            failure = Stale(self.id, append.after)
         if failure is not None:
             append.refused = failure
             self._refusing = True

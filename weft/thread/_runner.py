@@ -426,6 +426,8 @@ class TurnRunner:
 
     def end(self) -> None:
         """It runs here no longer, or never will: its followers are told."""
+        if self._over:  # it was left behind
+            return
         if self.live.runner is self:
             self.live.runner = None
         if self.log.taken is None:  # else its events go on with those of the journal
@@ -461,7 +463,10 @@ class TurnRunner:
         self.live.runner = None
         self.live.drop_records()
         if not self._revoked:
-            await contain("turn", self.live.command(lambda view: fail(view, error)))
+            kept = await contain("turn", self.live.command(lambda view: fail(view, error)))
+            if isinstance(kept, Contained):  # so the turn has no end: who waits is told, and its lease runs out
+                self.revoke(kept.cause)
+                self.live.lose()
 
 
 def _through(message: Message, history: History) -> int:

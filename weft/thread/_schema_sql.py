@@ -90,17 +90,23 @@ DELETE_THREAD = "DELETE FROM threads WHERE tid = ?"
 OWNERS = "SELECT DISTINCT owner FROM threads WHERE owner IS NOT NULL"
 EXPIRE_OWNER = "UPDATE threads SET expires = 0 WHERE owner = ?"
 RENEW = "UPDATE threads SET expires = ? WHERE id = ? AND owner = ? AND generation = ? AND expires > ? RETURNING count"
-LIST = (
+_LIST = (
     "SELECT id, (SELECT CAST(line AS BLOB) FROM lines WHERE lines.tid = threads.tid AND n = 0), tid, "
     "CAST(kind AS BLOB), CAST(name AS BLOB), CAST(parent AS BLOB), CAST(root AS BLOB), CAST(meta AS BLOB), "
     "CAST(title AS BLOB), pending, unsettled, due FROM threads "
     "WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name) "
-    "AND (:parent IS NULL OR parent = :parent) AND (NOT :roots OR parent IS NULL) "
+    "AND {parent} AND (NOT :roots OR parent IS NULL) "
     "AND (:pending IS NULL OR (pending > 0) = :pending) "
     "AND (:title IS NULL OR instr(casefold(CAST(coalesce(title, '') AS BLOB)), :title)) "
     "AND (:after IS NULL OR tid < :after) "
     "AND NOT EXISTS (SELECT 1 FROM json_each(:meta) AS wanted WHERE NOT EXISTS ("
-    "SELECT 1 FROM json_each(CASE WHEN json_valid(threads.meta) THEN threads.meta ELSE '{}' END) AS found "
+    "SELECT 1 FROM json_each(CASE WHEN json_valid(threads.meta) THEN threads.meta ELSE '{{}}' END) AS found "
     "WHERE found.key = wanted.key AND found.value = wanted.value)) "
     "ORDER BY tid DESC LIMIT :limit"
 )
+
+
+@cache
+def list_statement(*, parent: bool) -> str:
+    """Rows, newest first; those of one parent are found by an index, whatever else there is."""
+    return _LIST.format(parent="parent = :parent" if parent else "TRUE")

@@ -55,6 +55,8 @@ OutputT = TypeVar("OutputT")
 
 GRACE = 25.0
 """Seconds that leaving waits for what runs."""
+_STRAGGLING = 2 * BODY_GRACE
+"""Seconds for what was cancelled: what its bodies have, and time to write."""
 PAGE = 100
 _BEHIND = 2**40
 """A position that no thread has: to load nothing but where it ends. A cursor that no list gives, too."""
@@ -105,7 +107,11 @@ class OpenStore:
         if isinstance(self.store, RenewsAlone):
             self.store.on_renewal(self._renewed)
         await self.store.start()
-        await self._host.start()
+        try:
+            await self._host.start()
+        except BaseException:
+            await self._end()
+            raise
         self._open = True
         self._host.spawn(self._renew(), name="weft leases")
         return self
@@ -123,14 +129,19 @@ class OpenStore:
             await self._end()
 
     async def _end(self) -> None:
-        await self._host.leave()
-        for runner in tuple(self._runners):  # those whose tasks had not begun
-            runner.end()
         try:
+            await self._host.leave(self.clock, _STRAGGLING)
+            self._end_runners()
             await self._hand_off()
         finally:
+            self._end_runners()
             self._close_lives()
             await self.store.stop()
+
+    def _end_runners(self) -> None:
+        """Those whose tasks had not begun, or take no cancellation."""
+        for runner in tuple(self._runners):
+            runner.end()
 
     def _close_lives(self) -> None:
         for live in tuple(self._lives.values()):
@@ -164,7 +175,7 @@ class OpenStore:
         for runner in tuple(self._runners):
             if runner.loop is not None:
                 runner.loop.interrupt("cancel")
-        await self._rest(2 * BODY_GRACE)  # theirs, and time to write
+        await self._rest(_STRAGGLING)
 
     async def _hand_off(self) -> None:
         """Expire our leases, so that anyone may go on at once."""

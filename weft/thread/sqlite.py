@@ -212,6 +212,8 @@ class SQLiteStore:
         self._process = 0
         self._buried: list[Path] = []
         """The files of owners whose leases the present transaction expires; they go after its commit."""
+        self._freed: asyncio.Future[int] | None = None
+        """Done when the leases have been given back at the end."""
         self._ended: asyncio.Future[None] | None = None
         self._renewals: Renewals | None = None
         self._renewed: asyncio.Future[None] | None = None
@@ -242,6 +244,10 @@ class SQLiteStore:
         assert self._loop is not None
         try:
             self._alive.begin()
+        except BlockingIOError as error:
+            raise WrongCall(
+                f"another store that is open has the token {self.owner!r}; give each ids of its own"
+            ) from error
         except OSError as error:
             raise StoreFailed(f"cannot lock a file beside {self._path.name!r}: {error.strerror}") from error
         connection = self._connect()
@@ -303,8 +309,8 @@ class SQLiteStore:
         if self._ended is None or self._renewed is None or os.getpid() != self._process:
             return
         if self._writer is not None:
-            freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
-            freed.add_done_callback(_read)
+            self._freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
+            self._freed.add_done_callback(_read)
             self._writer = None
             self._hand_over()
             self._jobs.put(None)
@@ -315,7 +321,7 @@ class SQLiteStore:
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
-        self._alive.end()
+        self._alive.end(keep=self._freed is not None and not _succeeded(self._freed))
 
     def _make_file(self) -> None:
         try:
@@ -692,7 +698,7 @@ class SQLiteStore:
             "limit": query.limit,
         }
         try:
-            rows = await self._fetch(sql.LIST, values)
+            rows = await self._fetch(sql.list_statement(parent=query.parent is not None), values)
         except sqlite3.Error as error:
             raise self._unreadable("its list", error) from error
         return [self._row(row) for row in rows]
@@ -710,6 +716,10 @@ def _failed(cause: Exception) -> StoreFailed:
 def _finished(ended: asyncio.Future[None] | None) -> None:
     if ended is not None and not ended.done():
         ended.set_result(None)
+
+
+def _succeeded(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _read(future: asyncio.Future[Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
 
 from weft.thread._codec import decode_lines
-from weft.thread._live import Live
+from weft.thread._live import SLICE, Live
 from weft.thread.entries import Entry
 from weft.thread.store import Head
 
@@ -20,6 +21,8 @@ class Watch:
         self.live = live
         self._next = after
         self._until = until
+        self._lines: Iterator[bytes] = iter(())
+        """Read, and not decoded yet."""
         self._ready: deque[Entry] = deque()
 
     def __repr__(self) -> str:
@@ -43,9 +46,16 @@ class Watch:
         return self._ready.popleft()
 
     async def _read(self) -> None:
+        """Decode some more, not so much at once that nobody else gets a turn."""
+        await self.live.world.clock.sleep(0)
+        lines = list(islice(self._lines, SLICE)) or await self._load()
+        self._ready.extend(decode_lines(lines, self.live.id, self._next))
+
+    async def _load(self) -> list[bytes]:
         await self.live.open()
         while self.live.head.count <= self._next:
             await self.live.changed()
         lines = await self.live.lines(self._next)
         known = self.live.head.count - self._next  # others may have written more, of which the view says nothing yet
-        self._ready.extend(decode_lines(lines[:known], self.live.id, self._next))
+        self._lines = iter(lines[:known])
+        return list(islice(self._lines, SLICE))
