@@ -23,9 +23,10 @@ from benchmarks._subjects import CallThenText, add, opened
 from weft import Agent
 from weft._ports import SystemClock
 from weft.thread import OpenStore, Session, open_store
-from weft.thread.sqlite import SQLiteStore, _Append, _Job
+from weft.thread._sqlite_jobs import Append, Job
+from weft.thread.sqlite import SQLiteStore
 
-Work: TypeAlias = _Job | _Append
+Work: TypeAlias = Job | Append
 
 SESSIONS = 200
 TURNS = 10

@@ -633,7 +633,7 @@ async def test_what_sqlite_cannot_store_fails_alone(path: Path, opened: Open, ba
 async def test_a_load_is_one_statement_and_so_one_snapshot(opened: Open) -> None:
     store = await opened()
     await create(store)
-    reader = store._reader
+    reader = store._reader._connection
     assert reader is not None
     statements: list[str] = []
     await reader.set_trace_callback(statements.append)
@@ -710,8 +710,7 @@ async def test_a_stop_that_was_cancelled_can_be_repeated(path: Path) -> None:
     await outcomes(stopping)
     (outcome,) = await outcomes(store.stop())
     left = proofs(path)
-    if store._reader is not None:
-        await store._reader.close()
+    await store._reader.close()
     assert outcome is None
     assert left == []
 
