@@ -118,7 +118,7 @@ def test_the_blocks_of_a_page_run_and_print_what_they_say(page: Path, tmp_path: 
     for block in blocks(page):
         name = FILE_NAME.match(block.source)
         program = tmp_path / (name[1] if name else f"block_{block.start_line}.py")
-        program.write_text(block.source)
+        program.write_text(block.source, encoding="utf-8")
         check(block.source, run(program, tmp_path), page.name, block.start_line)
 
 
@@ -146,19 +146,19 @@ def test_readme_has_its_first_program_before_line_25() -> None:
 
 
 def test_agents_page_is_short() -> None:
-    assert len((ROOT / "AGENTS.md").read_text().splitlines()) < 80
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) < 80
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)", page.read_text())
+    targets = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
 
 
 def reference(module: str) -> dict[str, str]:
     """The rows of a module's table in the reference: each name, and what is said of it."""
-    text = (ROOT / "docs" / "reference.md").read_text()
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     found = re.search(rf"^## `{re.escape(module)}`\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     assert found, f"docs/reference.md has no section for {module}"
     return dict(ROW.findall(found[1]))
@@ -185,5 +185,5 @@ def says_something(name: str, value: object) -> bool:
 
 
 def test_every_error_is_on_the_page_of_errors() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert [name for name in errors.__all__ if f"`{name}`" not in text] == []

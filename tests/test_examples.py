@@ -13,6 +13,6 @@ PROGRAMS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_an_example_prints_what_it_says(program: Path, tmp_path: Path) -> None:
-    source = program.read_text()
+    source = program.read_text(encoding="utf-8")
     assert list(promised(source)), "it says of nothing what it prints"
     check(source, run(program, tmp_path), program.name)

@@ -28,7 +28,7 @@ def test_constraints_hold_names_and_versions_only() -> None:
 
 def test_every_floor_is_the_pinned_version() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = config["project"]
     wanted = [*project["dependencies"], *config["build-system"]["requires"]]
     wanted += [dep for extra in project["optional-dependencies"].values() for dep in extra]

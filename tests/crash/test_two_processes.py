@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.writer import agent
+from tests.crash.writer import LEAST, agent
 from weft.thread import open_store
 from weft.thread._codec import decode_lines, digest_line
 from weft.thread.entries import Entry, Said, TurnEnded, TurnStarted
@@ -48,8 +48,7 @@ async def test_turns_of_one_process_and_mail_of_another_lose_nothing(tmp_path: P
     said = [json.loads(writer.communicate()[0]) for writer in writers]
     turns, mail = said
     assert turns["errors"] == mail["errors"] == []
-    assert turns["done"] > 10
-    assert mail["done"] > 10
+    assert min(turns["done"], mail["done"]) >= LEAST
     async with open_store(f"sqlite:///{file}") as store:
         session = await store.open(session.id, agent())
         await session.resume()
@@ -61,5 +60,6 @@ async def test_turns_of_one_process_and_mail_of_another_lose_nothing(tmp_path: P
     assert asked == Counter(wanted)
     assert chained(lines)
     assert one_path(entries)
-    started = sum(isinstance(entry.body, TurnStarted) for entry in entries)
-    assert started == sum(isinstance(entry.body, TurnEnded) for entry in entries)
+    starts = [entry.body.cause for entry in entries if isinstance(entry.body, TurnStarted)]
+    begun = [cause for cause in starts if cause != "recover"]  # a machine that stands still loses its lease meanwhile
+    assert len(begun) == sum(isinstance(entry.body, TurnEnded) for entry in entries)

@@ -12,6 +12,9 @@ from weft import Agent, ModelInfo, ModelRequest, Usage, WeftError, tool
 from weft.model import Finish, ModelEvent, TextChunk, WholeCall
 from weft.thread import OpenStore, open_store
 
+LEAST = 20
+"""Each does so much, also where the machine stands still until the time is over."""
+
 
 class Parrot:
     """Asks for one call, then answers, for ever."""
@@ -43,7 +46,7 @@ async def turns(store: OpenStore, name: str, until: float) -> int:
     """Ask again and again, and leave nothing queued at the end."""
     session = await store.open(name, agent())
     done = 0
-    while time.monotonic() < until:
+    while done < LEAST or time.monotonic() < until:
         result = await session.ask(f"turn {done}", key=f"turn {done}")
         assert result.text == "noted"
         done += 1
@@ -54,7 +57,7 @@ async def mail(store: OpenStore, name: str, until: float) -> int:
     """Send and send, without an agent."""
     session = await store.open(name)
     sent = 0
-    while time.monotonic() < until:
+    while sent < LEAST or time.monotonic() < until:
         await session.send(f"mail {sent}", key=f"mail {sent}")
         sent += 1
         await asyncio.sleep(0.005)
