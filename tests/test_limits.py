@@ -30,6 +30,7 @@ def test_a_run_without_limits_of_its_own_makes_ten_steps_and_retries_three_times
         ("tool_calls", 0),
         ("repeats", 1),
         ("retries", -1),
+        ("parallel", 0),
         ("seconds", 0),
         ("seconds", -0.5),
         ("seconds", float("inf")),
@@ -43,7 +44,15 @@ def test_a_limit_that_makes_no_sense_is_refused_by_name(name: str, value: float)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("steps", 1), ("tokens", 1), ("tool_calls", 1), ("repeats", 2), ("retries", 0), ("seconds", 0.001)],
+    [
+        ("steps", 1),
+        ("tokens", 1),
+        ("tool_calls", 1),
+        ("repeats", 2),
+        ("retries", 0),
+        ("parallel", 1),
+        ("seconds", 0.001),
+    ],
 )
 def test_the_smallest_limits_are_allowed(name: str, value: float) -> None:
     assert getattr(Limits(**{name: value}), name) == value

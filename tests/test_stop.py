@@ -609,7 +609,6 @@ async def test_every_crash_point_of_a_limited_run_holds(capsys: pytest.CaptureFi
         lambda: Limits(seconds=float("inf")),
         lambda: Limits(retries=-1),
         lambda: Limits(repeats=0),
-        lambda: Limits(parallel=0),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(wrong: Callable[[], Limits]) -> None:
