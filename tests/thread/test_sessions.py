@@ -2300,6 +2300,19 @@ async def test_what_nobody_may_contain_closes_the_store_and_whoever_waits_is_tol
             assert isinstance(closed.value.__cause__, Unheard)
 
 
+async def test_a_fault_that_escapes_what_the_store_does_is_reported_and_ends_nothing_else() -> None:
+    broken = KeyError("a bug")
+
+    async def escapes() -> None:
+        raise broken
+
+    async with open_store("memory:") as store:
+        store.spawn(escapes(), name="weft test")
+        session = await store.create(Agent(Script(say("hello"))))
+        assert (await session.ask("hi")).text == "hello"
+        assert store.reports == [("weft test", broken)]
+
+
 async def test_nothing_is_begun_after_that_and_the_store_can_be_left_at_once() -> None:
     class Unheard(BaseException):
         """As above."""

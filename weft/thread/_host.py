@@ -18,12 +18,14 @@ class Host:
 
     Args:
         ended: Told of what ended the group, which nobody may contain: no `Exception`, from a body say.
+        escaped: Told of a fault that escaped a task, by its name; each is a bug, and ends that task alone.
     """
 
-    def __init__(self, ended: Callable[[BaseException], None]) -> None:
+    def __init__(self, ended: Callable[[BaseException], None], escaped: Callable[[str, Exception], None]) -> None:
         self._told = ended
+        self._escaped = escaped
         self.failures: list[Exception] = []
-        """Faults that escaped a task; each is a bug."""
+        """What has escaped."""
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
@@ -73,6 +75,7 @@ class Host:
         outcome = task.result()
         if isinstance(outcome, Contained):
             self.failures.append(outcome.cause)
+            self._escaped(task.get_name(), outcome.cause)
 
     async def leave(self, clock: Clock, within: float) -> None:
         """Cancel what is left, and wait for it so many seconds: whatever takes no cancellation stays behind."""

@@ -90,9 +90,9 @@ class OpenStore:
         self.clock = clock
         self.ids = ids
         self.reports: list[tuple[str, Exception]] = []
-        """What could not be gone on with and was left: thread and reason."""
+        """What could not be gone on with and was left: thread, or what weft was at where the fault is its own, and why."""
         self._grace = grace
-        self._host = Host(self._broken)
+        self._host = Host(self._broken, self.report)
         self._why = Closed()
         self._lives: WeakValueDictionary[str, Live] = WeakValueDictionary()
         self._runners: set[TurnRunner] = set()
