@@ -90,7 +90,7 @@ class OpenStore:
         self.clock = clock
         self.ids = ids
         self.reports: list[tuple[str, Exception]] = []
-        """What could not be gone on with and was left: thread, or what weft was at where the fault is its own, and why."""
+        """What could not be gone on with and was left, and why: by thread, or by the task of a fault of weft's own."""
         self._grace = grace
         self._host = Host(self._broken, self.report)
         self._why = Closed()
