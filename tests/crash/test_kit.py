@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from weft import Agent, tool
-from weft.testing import CrashFailed, Kit, Script, call, crash_points, say
+from weft.testing import CrashFailed, Kit, ManualClock, Script, call, crash_points, say
 from weft.thread import OpenStore, Session
 
 
@@ -90,3 +92,58 @@ async def test_a_scenario_that_writes_nothing_is_told_so() -> None:
 
     with pytest.raises(CrashFailed, match=r"made no thread.*kit\.open\(\)"):
         await crash_points(scenario)
+
+
+async def test_a_scenario_that_never_ends_after_a_crash_fails_and_names_the_point() -> None:
+    clock = ManualClock()
+
+    async def scenario(kit: Kit) -> None:
+        if kit.incarnation == 2:
+            await clock.advance(59.0)
+            await clock.advance(1.0)
+            await asyncio.Event().wait()
+        await one_turn(kit)
+
+    with pytest.raises(CrashFailed, match="had not ended after 60 seconds") as failed:
+        await crash_points(scenario, seconds=60.0, clock=clock)
+    assert failed.value.__notes__ == ["crash points: after append 1 of thread 0"]
+    assert isinstance(failed.value.__cause__, asyncio.CancelledError)  # it says where the scenario waits
+
+
+async def test_a_scenario_that_swallows_its_cut_or_its_end_is_not_waited_for_either() -> None:
+    clock = ManualClock()
+    over = asyncio.Event()
+
+    async def scenario(kit: Kit) -> None:
+        try:
+            await one_turn(kit)
+        finally:
+            while kit.severed and not over.is_set():
+                with suppress(asyncio.CancelledError):
+                    await clock.advance(60.0)
+                    await over.wait()
+
+    with pytest.raises(CrashFailed, match="after 60 seconds, and goes on although it was cancelled"):
+        await crash_points(scenario, seconds=60.0, clock=clock)
+    over.set()
+
+
+async def test_cancelling_the_crash_points_ends_the_scenario_that_runs() -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    async def scenario(kit: Kit) -> None:
+        async with kit.open():
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+
+    before = asyncio.all_tasks()
+    trial = asyncio.ensure_future(crash_points(scenario))
+    await began.wait()
+    trial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trial
+    assert left.is_set()
+    assert asyncio.all_tasks() == before
