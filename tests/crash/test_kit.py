@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from weft import Agent, tool
+from weft import Agent, Message, ToolCall, tool
 from weft.testing import CrashFailed, Kit, ManualClock, Script, call, crash_points, say
 from weft.thread import OpenStore, Session
+from weft.thread._turns import Plan
+from weft.thread.entries import Body, Decision, Inbox, Receipt, Said, StartedCall, ToolsStarted, TurnStarted
 
 
 @tool(effect="none")
@@ -147,3 +149,54 @@ async def test_cancelling_the_crash_points_ends_the_scenario_that_runs() -> None
         await trial
     assert left.is_set()
     assert asyncio.all_tasks() == before
+
+
+RECEIPT = Receipt(state="accepted", child="c", call="a", agent="b", wrap="b", prompt="x")
+STARTED = StartedCall(call="a", attempt=1, effect="once", digest="d")
+DECISION = Decision(id="d", request="r", outcome="approve", at=0.0)
+BEGUN = TurnStarted(cause="prompt", owner="o", steps=1)
+ASKED = Said(message=Message(role="assistant", parts=(ToolCall(id="a", name="look", arguments="{}"),)))
+WRONG: dict[str, tuple[Body, ...]] = {
+    "still runs a turn": (BEGUN,),
+    "calls without a result": (ASKED,),
+    "receipts that are not settled": (RECEIPT,),
+    "accepted input that nobody took": (Inbox(state="accepted", policy="queue", message=Message.user("more")),),
+    "decisions are spent, or made, more than once": (DECISION, DECISION),
+    "a `once` body was started again": (ToolsStarted(calls=(STARTED,)), ToolsStarted(calls=(STARTED,))),
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+async def test_a_promise_that_a_journal_breaks_is_seen(told: str) -> None:
+    async def scenario(kit: Kit) -> None:
+        await one_turn(kit)
+        async with kit.open() as store:
+            session, _ = await session_of(store, Agent(Script(say("done"))))
+            await session._live.command(lambda _: Plan(bodies=WRONG[told], lease="mail"))
+
+    with pytest.raises(CrashFailed, match=told):
+        await crash_points(scenario)
+
+
+async def test_a_lease_that_is_left_is_seen() -> None:
+    async def scenario(kit: Kit) -> None:
+        await one_turn(kit)
+        for thread in kit.data._threads.values():
+            thread.owner = "somebody"
+
+    with pytest.raises(CrashFailed, match="still leased by 'somebody'"):
+        await crash_points(scenario)
+
+
+async def test_a_scenario_that_is_another_when_it_runs_again_is_told_so() -> None:
+    async def scenario(kit: Kit) -> None:
+        ran.append(kit)
+        await one_turn(kit)
+        if len(ran) == 1:
+            async with kit.open() as store:
+                session, _ = await session_of(store, Agent(Script(say("done"))))
+                await session.note("once", "and never again")
+
+    ran: list[Kit] = []
+    with pytest.raises(CrashFailed, match="a rerun did not reach its point"):
+        await crash_points(scenario)
