@@ -217,6 +217,13 @@ def test_what_is_read_besides_the_conversation_is_taken_from_the_room() -> None:
     assert found == Cut(3, trims=False, before=1_000, after=700)
 
 
+@pytest.mark.parametrize("most", [300, 500])
+def test_what_is_kept_stays_where_the_rest_alone_takes_all_the_room(most: int) -> None:
+    # instructions and tools of 500 tokens: whatever is cut, it does not fit, so nothing more than that is lost
+    found = cut(CHAT, 1_000, Room(most, 200, 100), TOKENS, summarized=False)
+    assert found == Cut(3, trims=False, before=1_000, after=700)
+
+
 # Of any conversation.
 
 
