@@ -100,6 +100,14 @@ def test_the_smallest_window_is_accepted_and_a_counter_is_asked() -> None:
 
     assert Compaction(window=1_000).tokens.count("12345678") == 2
     assert Compaction(counter=Twice(None)).tokens.count("12345678") == 16
+    assert Compaction(reserve=1, keep=1).room(ModelInfo(provider="p", model="m", context_window=1_000)).keep == 1
+
+
+def test_as_many_messages_as_told_have_their_texts_whole() -> None:
+    long = Message.user("x" * (SHOWN + 7))
+    shown = f"[user] {'x' * SHOWN} (and 7 more characters)"
+    assert as_text([long, long], whole=1) == f"[user] {long.text}\n\n{shown}"
+    assert as_text([long, long], whole=0) == f"{shown}\n\n{shown}"
 
 
 # Where it is cut.
