@@ -100,6 +100,14 @@ def test_the_smallest_window_is_accepted_and_a_counter_is_asked() -> None:
 
     assert Compaction(window=1_000).tokens.count("12345678") == 2
     assert Compaction(counter=Twice(None)).tokens.count("12345678") == 16
+    assert Compaction(reserve=1, keep=1).room(ModelInfo(provider="p", model="m", context_window=1_000)).keep == 1
+
+
+def test_as_many_messages_as_told_have_their_texts_whole() -> None:
+    long = Message.user("x" * (SHOWN + 7))
+    shown = f"[user] {'x' * SHOWN} (and 7 more characters)"
+    assert as_text([long, long], whole=1) == f"[user] {long.text}\n\n{shown}"
+    assert as_text([long, long], whole=0) == f"{shown}\n\n{shown}"
 
 
 # Where it is cut.
@@ -214,6 +222,13 @@ def test_a_result_that_is_no_longer_than_its_stub_is_not_counted_as_freed(conten
 def test_what_is_read_besides_the_conversation_is_taken_from_the_room() -> None:
     # instructions and tools of 500 tokens: with 400 tokens of the conversation kept there is no room for it
     found = cut(CHAT, 1_000, Room(900, 450, 100), TOKENS, summarized=False)
+    assert found == Cut(3, trims=False, before=1_000, after=700)
+
+
+@pytest.mark.parametrize("most", [300, 500])
+def test_what_is_kept_stays_where_the_rest_alone_takes_all_the_room(most: int) -> None:
+    # instructions and tools of 500 tokens: whatever is cut, it does not fit, so nothing more than that is lost
+    found = cut(CHAT, 1_000, Room(most, 200, 100), TOKENS, summarized=False)
     assert found == Cut(3, trims=False, before=1_000, after=700)
 
 

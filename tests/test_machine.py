@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -640,6 +641,29 @@ def test_cancelling_open_calls_says_which_had_started() -> None:
     texts = {fact.result.call: fact.result.content for fact in facts(effects) if isinstance(fact, Finished)}
     assert ["may have happened" in texts[name] for name in "abcd"] == [False, True, False, True]
     assert ["nothing was done" in texts[name] for name in "abcd"] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("by", ["cancel", "interrupt", None])
+def test_a_run_that_ends_before_it_goes_on_says_which_open_calls_had_started(
+    by: Literal["cancel", "interrupt"] | None,
+) -> None:
+    shapes = (
+        OpenCall(plan=ready("new")),
+        OpenCall(plan=ready("begun"), started=1),
+        OpenCall(plan=ready("approved"), started=1, fresh=True),
+        OpenCall(plan=ready("delegated"), delegated=True),
+    )
+    run = Machine()
+    effects = run.feed(ModelFailed(error=BROKEN, open=shapes) if by is None else Cancelled(by=by, open=shapes))
+    texts = {fact.result.call: fact.result.content for fact in facts(effects) if isinstance(fact, Finished)}
+    assert {name: "may have happened" in text for name, text in texts.items()} == {
+        "new": False,
+        "begun": True,
+        "approved": False,
+        "delegated": True,
+    }
+    assert {fact.source for fact in facts(effects) if isinstance(fact, Finished)} == {by or "repair"}
+    assert set(results(effects).values()) == {"INTERRUPTED" if by == "interrupt" else "CANCELLED"}
 
 
 # Exits: the first that matches ends the step.

@@ -346,7 +346,8 @@ async def test_the_model_is_told_why_its_answer_does_not_fit(mode: Mode, wrong: 
     model = Structured(mode, answer(mode, wrong), answer(mode, ORDER))
     result = await Agent(model, output=Order).run("go")
     assert result.output == Order(**ORDER)
-    assert says in told(model)
+    empty = mode == "tool" and not wrong  # a call without arguments has an empty object
+    assert ("cents" if empty else says) in told(model)
     assert result.usage == Usage(input_tokens=20, output_tokens=10)
 
 

@@ -83,7 +83,7 @@ class Reply:
         call = ToolCall(
             id=self._ids.new(),
             name=clean_text(event.name),
-            arguments=clean_text(event.arguments),
+            arguments=clean_text(event.arguments) or "{}",  # nothing is how some servers write an empty object
             provider_id=None if event.provider_id is None else clean_text(str(event.provider_id)),
         )
         self._parts.append(call)

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any
 
 import httpx2
@@ -258,6 +259,18 @@ async def test_extra_fields_go_in_last_and_as_they_are() -> None:
     extra = {"reasoning_effort": "none", "top_k": 3, "chat_template_kwargs": {"thinking": None}}
     body = await sent(settings=Settings(effort="low", extra=extra))
     assert body == {"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}], **extra}
+
+
+async def test_what_is_shared_is_not_changed() -> None:
+    extra = {"reasoning": {"summary": "auto"}, "metadata": {"a": "b"}}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    more: Json = {"tools": (ADD,), "settings": Settings(effort="low", extra=extra), "output_schema": schema}
+    before = deepcopy((ADD.schema, extra, schema))
+    server = Server(*[streamed(*HELLO, chunk(finish="stop"))] * 2)
+    for _ in range(2):
+        assert await server.ask(**more)
+    assert (ADD.schema, extra, schema) == before
+    assert server.bodies[0] == server.bodies[1]
 
 
 async def test_reasoning_is_never_sent_back() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Any
 
 import httpx2
@@ -330,6 +331,18 @@ async def test_extra_fields_go_in_last_and_as_they_are() -> None:
     extra = {"reasoning": {"effort": "high", "summary": "auto"}, "top_logprobs": 2, "new": {"deep": None}}
     body = await sent(settings=Settings(effort="low", extra=extra))
     assert body == {"input": [{"role": "user", "content": "Hi"}], **extra}
+
+
+async def test_what_is_shared_is_not_changed() -> None:
+    extra = {"reasoning": {"summary": "auto"}, "metadata": {"a": "b"}}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    more: Json = {"tools": (ADD,), "settings": Settings(effort="low", extra=extra), "output_schema": schema}
+    before = deepcopy((ADD.schema, extra, schema))
+    server = Server(*[streamed(*events(text("Hello")))] * 2)
+    for _ in range(2):
+        assert await server.ask(**more)
+    assert (ADD.schema, extra, schema) == before
+    assert server.bodies[0] == server.bodies[1]
 
 
 async def test_a_model_without_encrypted_reasoning_is_asked_without_it_from_then_on() -> None:

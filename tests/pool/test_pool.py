@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from itertools import permutations
@@ -508,6 +509,23 @@ async def test_deps_are_mapped_at_each_wrap_also_after_a_restart(where: Where) -
         await turn.wait()
         middle = await store.open(again.receipts[0].child)
         assert contents(await store.open(middle.receipts[0].child)) == ["new++"]
+
+
+async def test_a_plain_function_of_the_deps_does_not_run_on_the_loops_thread(where: Where) -> None:
+    ran: list[int] = []
+
+    def further(shop: Shop) -> Shop:
+        ran.append(threading.get_ident())
+        return shop
+
+    child = Agent(Script(call("whose"), say("x")), deps=Shop, tools=[whose])
+    wrapped = Pool(1).wrap("ask", child, description="x", deps=further)
+    desk = Agent(Script(call("ask", prompt="x"), say("done")), deps=Shop, tools=[wrapped])
+    async with open_store(where) as store:
+        session = await store.create(desk, deps=Shop("ann's"))
+        assert (await session.ask("go")).text == "done"
+    assert ran
+    assert threading.get_ident() not in ran
 
 
 @pytest.mark.parametrize("wrong", [lambda shop: 1 / 0, lambda shop: "no shop", "no shop"])

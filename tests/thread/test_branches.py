@@ -921,6 +921,20 @@ async def test_an_approval_of_the_origin_does_not_let_the_fork_run(where: Where,
         assert bare.pending == ()
 
 
+async def test_every_interrupted_result_of_a_fork_is_on_its_path(where: Where, tools: Tools) -> None:
+    script = talker()
+    async with open_store(where) as store:
+        origin = await store.create(tools.agent(script))
+        await origin.ask("do look 1, look 2, pay 3")
+        fork = await origin.fork(place(origin, 1))
+        assert len(fork.path) == 4  # what was asked, the calls, and two results
+        turn = await fork.decide(approve(fork.pending[0]))
+        await turn.wait()
+        assert request_of(script)[-1] == "[interrupted|interrupted|pay 3]"
+        assert [len(message.results) for message in fork.messages if message.role == "tool"] == [3]
+        await same_after_reopening(where, store, fork)
+
+
 async def test_a_fork_before_a_decided_boundary_asks_nothing_and_at_it_asks_again(where: Where, tools: Tools) -> None:
     async with open_store(where) as store:
         origin = await store.create(tools.agent())

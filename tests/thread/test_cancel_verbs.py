@@ -632,6 +632,7 @@ async def test_a_parked_tree_ends_at_every_level(place: Place, policy: str, wher
     why, code = ("cancel", "CANCELLED") if policy == "cancel" else ("interrupt", "INTERRUPTED")
     root = place.view(session.id)
     assert [r.decision.outcome for r in root.requests.values() if r.decision] == [why] * 3
+    assert [r.mirror for r in root.requests.values() if r.spent] == [False]  # each level spends its own
     await session.refresh()
     assert [given for given, _ in results(session)][:2] == [code] * 2
     for level in (1, 2):

@@ -107,6 +107,28 @@ async def test_a_stored_answer_is_read_again_by_the_same_agent(where: Where, mod
         assert (result.output, json.loads(result.text)) == (WHOLE, ORDER)
 
 
+class Choices(BaseModel):
+    """All of it may be left out."""
+
+    color: str = "blue"
+
+
+async def test_a_submission_without_any_arguments_is_an_output(where: Where) -> None:
+    """Some servers send an empty text in place of an empty object."""
+    script = Script(call(SUBMIT, ""), output="tool")
+    agent = Agent(script, output=Choices)
+    bare = await Agent(Script(call(SUBMIT, ""), output="tool"), output=Choices).run("go")
+    assert (bare.output, bare.text) == (Choices(), "{}")
+    async with open_store(where) as store:
+        session = await store.create(agent)
+        result = await session.ask("go", key="k")
+        assert (result.output, result.text) == (Choices(), "{}")
+    async with open_store(where) as store:
+        session = await store.open(session.id, agent)
+        assert (await session.ask("go", key="k")).output == Choices()
+    script.assert_done()
+
+
 async def test_without_an_agent_a_stored_answer_is_its_text(where: Where, mode: Mode) -> None:
     agent = Agent(Structured(mode, answer(mode, ORDER)), output=Order)
     async with open_store(where) as store:

@@ -16,10 +16,13 @@ from typing import IO, Any, Self
 
 import pytest
 
+from weft import Agent
 from weft._ports import Clock, SystemClock
 from weft.errors import Closed, Corrupt, Locked, NewerFormat, NotFound, Stale, StoreFailed, WeftError, WrongCall
+from weft.testing import Script, say
 from weft.testing.clock import ManualClock, settle
 from weft.testing.contract._kit import after, change, create, header, index, lease_of, outcomes
+from weft.thread import open_store
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind
 from weft.thread._codec import digest_line
 from weft.thread._schema_sql import SCHEMA, list_statement
@@ -897,3 +900,26 @@ async def test_the_stored_digest_is_that_of_the_last_line(path: Path, opened: Op
         (digest,) = connection.execute("SELECT digest FROM threads").fetchone()
         (line,) = connection.execute("SELECT line FROM lines ORDER BY n DESC LIMIT 1").fetchone()
     assert digest == digest_line(line.encode("ascii"))
+
+
+OPEN_FILES = Path("/proc/self/fd")
+
+
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="says which files a process has open")
+async def test_a_store_has_no_more_files_open_for_more_sessions(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        links = [link for link in OPEN_FILES.iterdir() if link.is_symlink()]
+        return sorted(name for name in (str(link.readlink()) for link in links) if str(tmp_path) in name)
+
+    agent = Agent(Script(say("one"), say("two")))
+    async with open_store(f"sqlite:///{tmp_path / 'weft.db'}") as store:
+        first = await store.create(agent)
+        await first.ask("hi")
+        before = names()
+        sessions = [await store.create(agent) for _ in range(20)]
+        for session in sessions:
+            await session.ask("hi")
+        assert names() == before
+        async with open_store(f"sqlite:///{tmp_path / 'weft.db'}") as other:  # an idle one is anybody's to write
+            for session in sessions:
+                assert (await (await other.open(session.id, agent)).ask("again")).text == "two"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from weft._agent import Agent
-from weft._ports import start_task
+from weft._ports import Clock, SystemClock, shielded, start_task
 from weft._tool import Context, Tool
 from weft._toolcall import call_user_code
 from weft.errors import Closed, Locked, NotFound, Stale
@@ -66,6 +66,27 @@ class CrashReport:
 
     def __str__(self) -> str:
         return f"crash points: {self.runs} run, all held"
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a run of the scenario may take."""
+
+    seconds: float = 300.0
+    clock: Clock = field(default_factory=SystemClock)
+
+    async def ended(self, task: asyncio.Task[None]) -> bool:
+        """Wait for a run; False where it goes on when its time is over."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.clock.deadline(self.seconds, partial(over.set_result, None))
+        try:
+            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+        return task.done()
+
+
+PATIENT = _Patience()
 
 
 @dataclass(slots=True)
@@ -149,8 +170,6 @@ class Kit:
     severed: bool = False
     seen: dict[Point, None] = field(default_factory=dict)
     """The boundaries that this incarnation has reached."""
-    patience: float = 60.0
-    """Seconds of real time that each incarnation may take."""
     bodies: Counter[str] = field(default_factory=Counter)
     """How often each body was entered, by its idempotency key, over all incarnations."""
     _opened: int = 0
@@ -208,28 +227,27 @@ class Kit:
             if self._task is not None:
                 self._task.cancel()
 
-    async def run(self, scenario: Scenario) -> bool:
+    async def run(self, scenario: Scenario, patience: _Patience = PATIENT) -> bool:
         """Run the scenario to its end; False where it was severed."""
         self.severed = False
-        self._task = start_task(_as_coroutine(scenario(self)), name="weft crash scenario")
+        self._task = task = start_task(_as_coroutine(scenario(self)), name="weft crash scenario")
+        ended = False
         try:
-            await self._wait(self._task)
+            ended = await patience.ended(task)
         finally:
-            task, self._task = self._task, None
+            self._task = None
+            if not ended:
+                task.cancel()
+                with shielded():
+                    await patience.ended(task)
+        if not ended:
+            _not_ended(task, patience.seconds)
         if self.severed:
             if not task.cancelled():
                 task.exception()
             return False
         task.result()
         return True
-
-    async def _wait(self, task: asyncio.Task[None]) -> None:
-        if (await asyncio.wait([task], timeout=self.patience))[0]:
-            return
-        task.cancel()
-        await asyncio.wait([task], timeout=self.patience)
-        what = "what was severed" if self.severed else "the scenario"
-        raise CrashFailed(f"{what} did not end within {self.patience:g} seconds")
 
     def restarted(self) -> Kit:
         """The next process: the same data, new objects."""
@@ -275,11 +293,29 @@ async def _as_coroutine(work: Awaitable[None]) -> None:
     await work
 
 
+def _not_ended(task: asyncio.Task[None], seconds: float) -> None:
+    """Say so; the cause says where the scenario waited."""
+    told = f"the scenario had not ended after {seconds:g} seconds"
+    if not task.done():
+        raise CrashFailed(f"{told}, and goes on although it was cancelled")
+    cause: BaseException | None
+    try:
+        cause = task.exception()
+    except asyncio.CancelledError as error:
+        cause = error
+    raise CrashFailed(told) from cause
+
+
 Scenario: TypeAlias = Callable[[Kit], Awaitable[None]]
 
 
 async def crash_points(
-    scenario: Scenario, check: Callable[[Kit], None] | None = None, *, crashes: int = 1, patience: float = 60.0
+    scenario: Scenario,
+    check: Callable[[Kit], None] | None = None,
+    *,
+    crashes: int = 1,
+    seconds: float = PATIENT.seconds,
+    clock: Clock = PATIENT.clock,
 ) -> CrashReport:
     """Run the scenario once, then once for each boundary, severed there and run again.
 
@@ -289,13 +325,15 @@ async def crash_points(
             result, bodies ran at most once, what was reported as spent is equal, receipts are settled,
             decisions are spent once, accepted input is delivered once or dropped, nothing is leased.
         crashes: With 2, every boundary of each run after a crash is a crash as well: many more runs.
-        patience: Seconds of real time that one run may take; one that hangs breaks a promise too.
+        seconds: How long one run of the scenario may take.
+        clock: By which it may; the system's unless told, whatever `kit.clock` says.
 
     Raises:
-        CrashFailed: A promise did not hold; its note names the point.
+        CrashFailed: A promise did not hold, or a run did not end; its note names the point.
     """
-    first = Kit(patience=patience)
-    await first.run(scenario)
+    first = Kit()
+    patience = _Patience(seconds, clock)
+    await first.run(scenario, patience)
     trial = _Trial(scenario, check, _spent(first), patience)
     trial.judge(first)
     runs = await trial.explore((), tuple(sorted(first.seen)), crashes)
@@ -304,12 +342,12 @@ async def crash_points(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A scenario, what must hold after it, what an undisturbed run of it spends, and how long one may take."""
+    """A scenario, what must hold after it, and what an undisturbed run of it spends."""
 
     scenario: Scenario
     check: Callable[[Kit], None] | None
     spent: Usage
-    patience: float
+    patience: _Patience
 
     def judge(self, kit: Kit) -> None:
         _check(kit, self.spent, crashes=kit.incarnation - 1)
@@ -331,13 +369,13 @@ class _Trial:
 
     async def play(self, cuts: tuple[Point, ...]) -> Kit:
         """Crash at each of these points in turn, then run to the end."""
-        kit = Kit(cuts=cuts, patience=self.patience)
+        kit = Kit(cuts=cuts)
         try:
             for _ in cuts:
-                if await kit.run(self.scenario):
+                if await kit.run(self.scenario, self.patience):
                     raise CrashFailed("a rerun did not reach its point")
                 kit = kit.restarted()
-            await kit.run(self.scenario)
+            await kit.run(self.scenario, self.patience)
             self.judge(kit)
         except Exception as error:
             error.add_note(f"crash points: {', then '.join(str(point) for point in cuts)}")

@@ -392,11 +392,15 @@ class Live:
         ]
         lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
-        append.sent = self.world.clock.monotonic()
         expect, self._next = self._next, append.after
         self._inflight.append(append)
-        sent = contain_call("store", partial(store.append, self.id, lines, expect, change, index))
-        if isinstance(sent, Contained):  # it breaks its contract, but nobody may wait for ever
+
+        def hand_over() -> asyncio.Future[Appended]:
+            append.sent = self.world.clock.monotonic()
+            return store.append(self.id, lines, expect, change, index)
+
+        sent = contain_call("store", hand_over)
+        if isinstance(sent, Contained):  # it, or the clock, breaks its contract, but nobody may wait for ever
             future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
             future.set_exception(sent.cause)
         else:

@@ -126,15 +126,17 @@ class TurnRunner:
 
     def record(self, record: Record) -> None:
         """Append the facts, under the turn's lease."""
-        ended = next((fact for fact in record.facts if isinstance(fact, Ended)), None)
+        kept = contain_call("turn", lambda: self._record(record))
+        if isinstance(kept, Contained) and self.loop is not None:  # what cannot be stored; or the clock has failed
+            self._unwritable = kept.cause
+            self.loop.interrupt("leave")
+
+    def _record(self, record: Record) -> None:
         bodies: list[Body] = []
         for fact in record.facts:
             bodies += self._bodies(fact)
-        lease: LeaseKind = "hold" if ended is None else "release"
-        kept = contain_call("turn", lambda: self._append(bodies, lease, self._recorded))
-        if isinstance(kept, Contained) and self.loop is not None:  # a model has given what cannot be stored
-            self._unwritable = kept.cause
-            self.loop.interrupt("leave")
+        ended = any(isinstance(fact, Ended) for fact in record.facts)
+        self._append(bodies, "release" if ended else "hold", self._recorded)
 
     def _append(self, bodies: Sequence[Body], lease: LeaseKind, done: Callable[[], object]) -> None:
         if not self._revoked:  # it ends at the loop's next turn; what comes until then would follow the lost lease

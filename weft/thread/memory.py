@@ -179,9 +179,9 @@ class MemoryStore:
             case Claim() | Seize():
                 if isinstance(lease, Claim) and self._live(found):
                     raise Locked(thread, found.owner)
+                found.expires = self._clock.now() + lease.ttl
                 found.generation += 1
                 found.owner = None if lease.once else self.owner
-                found.expires = self._clock.now() + lease.ttl
             case Hold() | Release():
                 if (found.owner, found.generation) != (self.owner, lease.generation):
                     raise Locked(thread, found.owner)
