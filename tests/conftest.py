@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
 # A slow machine is not a failed property; pytest-timeout bounds the whole test.
-settings.register_profile("weft", deadline=None)
+settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
 
 

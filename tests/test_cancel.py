@@ -13,6 +13,7 @@ import anyio
 import pytest
 from pydantic import AfterValidator
 
+from tests.children import STALLED
 from weft import Agent, Context, Limits, ModelInfo, ModelRequest, StepInfo, Tool, ToolResult, Usage, tool
 from weft._agent import _finish
 from weft._moves import Ended
@@ -146,7 +147,7 @@ class Body:
     def _blocks(self) -> Callable[..., str]:
         def blocks(x: int = 0) -> str:
             self._loop.call_soon_threadsafe(self._enter, x)
-            assert self.thread.wait(60)
+            assert self.thread.wait(STALLED)
             return "late"
 
         return blocks

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 from typing_extensions import TypedDict
 
+from tests.children import STALLED
 from tests.structured import MODES, SUBMIT, Mode, Structured, answer, broken_off
 from weft import Agent, LimitReached, Limits, NoOutput, Retry, RunFailed, Settings, Usage, tool
 from weft.errors import InvalidTool, WrongCall
@@ -553,7 +554,7 @@ async def test_a_validator_that_waits_does_not_hold_up_the_loop(mode: Mode) -> N
         @field_validator("n")
         @classmethod
         def wait(cls, n: int) -> int:
-            assert go.wait(60)
+            assert go.wait(STALLED)
             return n
 
     task = asyncio.ensure_future(Agent(Structured(mode, answer(mode, {"n": 1})), output=Slow).run("go"))

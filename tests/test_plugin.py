@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -253,7 +254,7 @@ def test_an_installed_wheel_brings_the_plugin(
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "installed")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "installed"), prepend=os.pathsep)
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     lone.makepyfile(f"""
         import os

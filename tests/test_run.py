@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 from typing_extensions import TypedDict
 
+from tests.children import STALLED
 from weft import (
     Agent,
     Context,
@@ -887,7 +888,7 @@ async def test_cancelling_leaves_a_plain_body_behind() -> None:
     @tool
     def block() -> str:
         loop.call_soon_threadsafe(started.set)
-        assert release.wait(60)
+        assert release.wait(STALLED)
         return "late"
 
     script = Script(call("block"), say("never"))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.children import STALLED
 from weft import Agent, LimitReached, Limits, Retry, RunFailed, StepInfo, Usage, tool
 from weft.events import Event, Parked, RunFinished, StepStarted
 from weft.model import ModelEvent, ModelRequest
@@ -142,7 +143,7 @@ async def test_a_plain_condition_that_waits_does_not_hold_up_the_loop() -> None:
 
     def condition(step: StepInfo) -> bool:
         loop.call_soon_threadsafe(asked.set)
-        return go.wait(60)
+        return go.wait(STALLED)
 
     task = asyncio.ensure_future(Agent(Script(*looks(1)), tools=[look], stop_when=condition).run("go"))
     await asked.wait()

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel
 
+from tests.children import STALLED
 from weft import Agent, Context, Limits, Result, Retry, Tool, ToolCall, ToolError, ToolResult, tool
 from weft._moves import Begin, CallFinished, CallUncertain, Gated, Ready, Refused
 from weft._setup import narrower
@@ -473,7 +474,7 @@ async def test_a_plain_body_does_not_hold_up_the_loop() -> None:
 
     @tool
     def block() -> str:
-        assert release.wait(60)
+        assert release.wait(STALLED)
         return "released"
 
     @tool
@@ -890,7 +891,7 @@ async def test_a_plain_body_that_is_late_is_left_behind() -> None:
 
     @tool(effect="none", timeout=1.0)
     def block() -> str:
-        assert release.wait(60)
+        assert release.wait(STALLED)
         return "late"
 
     clock = ManualClock()
@@ -909,13 +910,13 @@ def test_a_plain_body_that_outlives_its_loop_ends_without_a_word() -> None:
     @tool
     def block() -> str:
         started.set()
-        assert release.wait(60)
+        assert release.wait(STALLED)
         return "late"
 
     async def leave() -> None:
         body = body_of(block, ManualClock())
         await settle()
-        assert started.wait(60)
+        assert started.wait(STALLED)
         body.cancel()
         await asyncio.wait([body])
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.children import STALLED
 from weft import Agent, tool
 from weft._toolcall import GRACE
 from weft.testing import ManualClock, Script, call, say
@@ -57,13 +58,13 @@ async def test_what_a_thread_gives_or_raises_after_its_deadline_is_noted() -> No
     @tool(effect="none", timeout=5.0)
     def gives() -> dict[str, int]:
         """Slow."""
-        assert go.wait(60)
+        assert go.wait(STALLED)
         return {"a": 1}
 
     @tool(effect="none", timeout=5.0)
     def raises() -> None:
         """Slow."""
-        assert go.wait(60)
+        assert go.wait(STALLED)
         raise OSError("secret")
 
     async with open_store("memory:", clock=clock, grace=0) as store:
