@@ -492,6 +492,31 @@ async def test_a_validator_that_breaks_fails_the_run_without_internals(mode: Mod
     assert (error.result.usage, len(error.result.messages)) == (SPENT, 2 if mode == "schema" else 3)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class MuteRetry(Mute, Retry):
+    pass
+
+
+@pytest.mark.parametrize("raised", [Mute(), MuteRetry()])
+async def test_a_validator_may_raise_what_has_no_text(mode: Mode, raised: Exception) -> None:
+    class Never(BaseModel):
+        n: int
+
+        @field_validator("n")
+        @classmethod
+        def never(cls, n: int) -> int:
+            raise raised
+
+    with pytest.raises(RunFailed) as caught:
+        await Agent(Structured(mode, answer(mode, {"n": 1})), output=Never).run("go")
+    assert caught.value.code == "INTERNAL"
+    assert caught.value.__cause__ is raised
+
+
 async def test_an_answer_is_read_once(mode: Mode) -> None:
     read: list[int] = []
 

@@ -916,6 +916,9 @@ def test_a_validator_of_the_application_may_refuse() -> None:
         pytest.param(float, float("nan"), "null", id="not finite"),
         pytest.param(Any, {"a": "b\ud800c"}, '{"a":"b\ufffdc"}', id="undeclared, half a character inside"),
         pytest.param(list[str], ["b\ud800c", "ä"], '["b\ufffdc","ä"]', id="half a character inside"),
+        pytest.param(
+            list[float | str], [float("inf"), "b\ud800"], '[null,"b\ufffd"]', id="half a character, and not finite"
+        ),
     ],
 )
 def test_a_value_is_shown_by_its_declared_type(hint: object, value: object, text: str | None) -> None:

@@ -24,7 +24,7 @@ class Broken(Exception):
     """The output type's own code has failed; carries what the run ends with."""
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
+        super().__init__(type(cause).__name__)  # it may have no text
         self.cause = cause
         self.error = ErrorInfo(
             code=_texts.INTERNAL, message=f"the output type's own code failed ({type(cause).__name__})"

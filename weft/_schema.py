@@ -75,11 +75,8 @@ class Signature:
         try:
             return self._json(checked)
         except PydanticSerializationError:  # half a character, which is no UTF-8, or what has no JSON at all
-            plain = (
-                to_jsonable_python(checked, inf_nan_mode="null")
-                if self.result is None
-                else self.result.dump_python(checked, mode="json")
-            )
+            typed = checked if self.result is None else self.result.dump_python(checked, mode="json")
+            plain = to_jsonable_python(typed, inf_nan_mode="null")
             return clean_text(json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 
     def _json(self, value: object) -> str:

@@ -2108,3 +2108,17 @@ async def test_a_child_whose_model_nobody_knows_fails_its_delegation_only(where:
         assert (await session.ask("go")).text == "done"
         assert states(session) == ["failed", "done"]
         assert [result.code for result in results(session)] == ["SUBAGENT_FAILED", None]
+
+
+async def test_a_coroutine_function_that_gives_a_child_s_deps_is_called_on_the_loop() -> None:
+    begun: list[set[threading.Thread]] = []
+
+    async def deps(_: object) -> None:
+        begun.append(set(threading.enumerate()) - before)
+
+    child = Agent(Script(say("helped")), name="child")
+    pool = Pool(1)
+    helper = pool.wrap("help", child, description="Helps.", deps=deps)
+    before = set(threading.enumerate())
+    assert (await Agent(Script(call("help", prompt="x"), say("done")), tools=[helper]).run("go")).text == "done"
+    assert begun == [set()]

@@ -84,6 +84,51 @@ class Full(MemoryStore):
         return super().append(thread, lines, expect, lease, index)
 
 
+class Stopped(MemoryStore):
+    """Does not know the time, once."""
+
+    broken: Exception | None = None
+
+    async def now(self) -> float:
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            raise broken
+        return await super().now()
+
+
+async def test_why_the_failure_of_a_child_cannot_be_settled_is_reported() -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    no_deps, no_time = ValueError("no deps any more"), KeyError("no time")
+
+    async def deps(_: object) -> None:
+        if broken:
+            store.broken = no_time
+            raise no_deps
+
+    broken: list[str] = []
+    payer = Agent(Script(call("pay"), say("paid")), name="payer", tools=[pay])
+    delegates = Pool(2).wrap("payer", payer, description="x", deps=deps)
+    parent = Agent(Script(calls(call("pay"), call("payer", prompt="x")), say("done")), tools=[pay, delegates])
+    clock = ManualClock()
+    store = Stopped(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+    async with OpenStore(store, clock=clock, ids=CountingIds("a"), grace=0.0) as opened:
+        session = await opened.create(parent)
+        await session.send("go")
+        while session.receipts == () or session.receipts[0].state != "parked":
+            await clock.advance(0.0)
+        await session.settled_or_waiting()
+        broken.append("from now on")
+        (of_child,) = (request for request in session.pending if request.path[-1] == "payer")
+        await session.decide(approve(of_child))
+        for _ in range(50):
+            await clock.advance(0.1)
+        assert opened.reports == [(session.id, no_deps), (session.id, no_time)]
+
+
 async def test_a_child_that_fails_while_the_disk_is_full_is_settled_when_there_is_room() -> None:
     @tool(approval=True)
     async def pay() -> str:

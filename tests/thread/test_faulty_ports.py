@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft import Agent, tool
-from weft.errors import WeftError
+from weft._ports import Timer
+from weft.errors import StoreFailed, WeftError
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, say
 from weft.thread import Memory, OpenStore, approve, open_store
+from weft.thread.entries import Head, Index
+from weft.thread.memory import MemoryStore
+from weft.thread.store import Appended, LeaseChange
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +121,46 @@ async def test_a_clock_or_ids_that_fail_at_any_instant_wedge_no_session(port: st
                 return
             assert await outcome(use(store, agent), clock) is not None, f"use {n} of the {port}"
     pytest.fail("it is used too often for this test")
+
+
+class NoTimer(ManualClock):
+    """Sets no timer, once it is told so."""
+
+    broken = False
+
+    def deadline(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        if self.broken:
+            self.broken = False
+            raise Broken
+        return super().deadline(seconds, callback)
+
+
+class Full(MemoryStore):
+    """The disk is full for the first end of a turn, and the clock then fails."""
+
+    def __init__(self, clock: NoTimer) -> None:
+        super().__init__(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+        self.timers = clock
+        self.full = True
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        if not self.full or not any(b'"turn_ended"' in line for line in lines):
+            return super().append(thread, lines, expect, lease, index)
+        self.full, self.timers.broken = False, True
+        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        refused.set_exception(StoreFailed("the disk is full"))
+        return refused
+
+
+async def test_a_turn_that_the_disk_refuses_is_given_up_where_the_clock_cannot_try_it_again() -> None:
+    clock = NoTimer()
+    async with OpenStore(Full(clock), clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(Agent(Script(say("one"), say("two"), say("three"))))
+
+        async def ask(text: str) -> str:
+            return (await session.ask(text)).text
+
+        assert await outcome(ask("hi"), clock) is None
+        assert await outcome(ask("again"), clock) is not None

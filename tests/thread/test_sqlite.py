@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import pytest
+from anyio import CancelScope
 
 from weft import Agent
 from weft._ports import Clock, SystemClock
@@ -508,6 +510,31 @@ async def test_a_lock_that_is_not_given_up_fails_a_start(path: Path, made: Make)
             await made(locked=0.01).start()
 
 
+@pytest.mark.parametrize("scoped", [False, True])
+async def test_a_stop_that_is_cancelled_leaves_no_thread_behind(path: Path, made: Make, scoped: bool) -> None:
+    others = set(threading.enumerate())
+    store = made()
+    await store.start()
+    begun = set(threading.enumerate()) - others
+    with database(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if scoped:
+            with CancelScope() as scope:
+                scope.cancel()
+                await store.stop()
+        else:
+            stopping = asyncio.ensure_future(store.stop())
+            await settle()
+            stopping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stopping
+        connection.execute("COMMIT")
+    for thread in begun:
+        thread.join(5.0)
+    assert [thread.name for thread in begun if thread.is_alive()] == []
+    assert left_behind(path) == proofs(path)
+
+
 # A disk that refuses.
 
 
@@ -923,3 +950,13 @@ async def test_a_store_has_no_more_files_open_for_more_sessions(tmp_path: Path) 
         async with open_store(f"sqlite:///{tmp_path / 'weft.db'}") as other:  # an idle one is anybody's to write
             for session in sessions:
                 assert (await (await other.open(session.id, agent)).ask("again")).text == "two"
+
+
+async def test_what_is_stored_stays_out_of_an_error_of_a_write(path: Path, opened: Open) -> None:
+    store = await opened()
+    await create(store)
+    with database(path) as connection:
+        connection.execute("UPDATE lines SET line = CAST(x'736563726574ff' AS TEXT)")
+    with pytest.raises(StoreFailed, match="could not write") as failed:
+        await create(store)
+    assert "secret" not in str(failed.value)

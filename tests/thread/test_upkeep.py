@@ -26,6 +26,7 @@ from weft.testing.clock import settle
 from weft.testing.crash import Kit
 from weft.thread import Entry, Memory, OpenStore, Session, approve, deny, open_store
 from weft.thread._codec import chain, decode_lines, digest_line, encode_body
+from weft.thread._live import SLICE
 from weft.thread._turns import Plan
 from weft.thread.entries import Compaction, Note
 from weft.thread.memory import MemoryStore
@@ -333,6 +334,21 @@ async def test_a_damaged_header_hides_no_other_thread(data: Data, tools: Tools, 
         assert thread == threads[1]
         assert isinstance(error, Corrupt)
         assert error.position == 0
+
+
+async def test_who_watches_on_behind_damage_is_told_of_the_same_line_again(tools: Tools) -> None:
+    data = Memory()
+    async with open_store(data) as store:
+        session = await store.create(tools.agent())
+        for _ in range(SLICE):
+            await session.note("n", "t")
+        lines = list(lines_of(data, session.id))
+        damaged(data, session.id, [*lines[:3], b"nonsense", *lines[4:]])
+        watch = store.watch(session.id)
+        for _ in range(2):
+            with pytest.raises(Corrupt) as found:
+                await anext(watch)
+            assert found.value.position == 3
 
 
 @pytest.mark.parametrize("damage", ["meta = '{bad'", "meta = '5'", "title = CAST(x'ff' AS TEXT)"])

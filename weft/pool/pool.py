@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -50,7 +51,7 @@ class _Wrapped:
         if isinstance(self._deps, _Inherit):
             return deps
         made = self._deps
-        return await call_user_code(lambda: made(deps)) if callable(made) else made
+        return await call_user_code(partial(made, deps)) if callable(made) else made
 
     async def enter(self, *, returning: bool) -> None:
         await self._pool._slots.enter(returning=returning)

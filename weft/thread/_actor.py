@@ -431,7 +431,10 @@ class Actor:
             self._driven.pop(receipt, None)
         if isinstance(outcome, Contained):
             self.place.report(self.live.id, outcome.cause)
-            await persisting(self.place.clock, "child", partial(self._child_stuck, receipt, outcome.cause))
+            stuck = partial(self._child_stuck, receipt, outcome.cause)
+            left = await persisting(self.place.clock, "child", stuck)
+            if isinstance(left, Contained) and not isinstance(left.cause, Closed):
+                self.place.report(self.live.id, left.cause)
 
     async def _child_stuck(self, receipt: str, cause: Exception) -> None:
         """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""

@@ -523,15 +523,16 @@ class Live:
 
     def _try_again(self, failure: StoreFailed) -> None:
         """The disk refused a turn's record, or a read before it: again later, a few times; then it is given up."""
-        if self._failures >= len(RETRIES):
-            self._failures = 0
-            self._revoke(failure)
-            self._pump()
-            return
-        self._catching = True
-        pause = RETRIES[self._failures]
-        self._failures += 1
-        self.world.clock.deadline(pause, partial(self._caught, None))
+        if self._failures < len(RETRIES):
+            self._catching = True
+            again = partial(self.world.clock.deadline, RETRIES[self._failures], partial(self._caught, None))
+            self._failures += 1
+            if not isinstance(contain_call("store", again), Contained):  # else the clock has failed as well
+                return
+            self._catching = False
+        self._failures = 0
+        self._revoke(failure)
+        self._pump()
 
     def _revoke(self, cause: Failure | None) -> None:
         self._records.clear()

@@ -12,16 +12,15 @@ FORKED = "the store was opened before a fork; open it in this process"
 
 def failed(cause: Exception) -> StoreFailed:
     """That something could not be written, or that it is not known to have been."""
-    failure = StoreFailed(f"the store could not write: {cause}{whose(cause)}")
+    failure = StoreFailed(f"the store could not write: {_why(cause)}{whose(cause)}")
     failure.__cause__ = cause
     return failure
 
 
 def unreadable(path: Path, what: str, error: Exception) -> StoreFailed:
     """That something could not be read."""
-    why = str(error).partition(" with text ")[0]  # what is stored stays out of errors
-    why += "; go back to a backup" if is_damaged(error) else ""
-    return StoreFailed(f"the store could not read {what} in {path.name!r}: {why}")
+    way = "; go back to a backup" if is_damaged(error) else ""
+    return StoreFailed(f"the store could not read {what} in {path.name!r}: {_why(error)}{way}")
 
 
 def is_damaged(error: Exception) -> bool:
@@ -44,6 +43,10 @@ def whose(error: Exception) -> str:
 def busy(error: sqlite3.OperationalError) -> bool:
     """Whether it may pass: somebody else has the lock."""
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _why(error: Exception) -> str:
+    return str(error).partition(" with text ")[0]  # what is stored stays out of errors
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -160,7 +160,7 @@ class Reader:
         try:
             rows = await self._fetch(sql.STATE, (thread,))
         except sqlite3.Error as error:
-            raise StoreFailed(f"the store could not read: {error}") from error
+            raise unreadable(self._path, f"thread {thread!r}", error) from error
         except UnicodeEncodeError:
             rows = []
         if not rows:

@@ -155,8 +155,7 @@ class SQLiteStore:
         if self._writer is not None:
             await self.stop()
             return
-        await self._reader.close()
-        self._alive.end()
+        await self._let_go()
 
     async def _clean_up(self) -> None:
         """Expire the leases of owners that have died, and remove their files."""
@@ -190,9 +189,17 @@ class SQLiteStore:
         if self._renewals is not None:
             self._renewals.end()
             self._renewals = self._told = None
-        await asyncio.wait([self._ended, self._renewed])
-        await self._reader.close()
-        self._alive.end(keep=self._freed is not None and not _succeeded(self._freed))
+        try:
+            await asyncio.wait([self._ended, self._renewed])
+        finally:  # whoever waits may be cancelled
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """End the reader's thread, and the proof of life; the threads that write end by themselves."""
+        try:
+            await self._reader.close()
+        finally:
+            self._alive.end(keep=self._freed is not None and not _succeeded(self._freed))
 
     def _make_file(self) -> None:
         try:

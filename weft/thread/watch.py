@@ -49,7 +49,9 @@ class Watch:
         """Decode some more, not so much at once that nobody else gets a turn."""
         await self.live.world.clock.sleep(0)
         lines = list(islice(self._lines, SLICE)) or await self._load()
+        rest, self._lines = self._lines, iter(())  # what does not decode is read anew
         self._ready.extend(decode_lines(lines, self.live.id, self._next))
+        self._lines = rest
 
     async def _load(self) -> list[bytes]:
         await self.live.open()
