@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from weft import Agent, tool
 from weft.errors import StoreFailed
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, hold, say
-from weft.thread import Memory, approve
+from weft.thread import Memory, Session, approve
 from weft.thread._codec import chain, decode_lines, encode_body
 from weft.thread.entries import Decision, Entry, Head, Index, Receipt
 from weft.thread.memory import MemoryStore
@@ -96,25 +97,25 @@ class Stopped(MemoryStore):
         return await super().now()
 
 
-async def test_why_the_failure_of_a_child_cannot_be_settled_is_reported() -> None:
+@asynccontextmanager
+async def approved(
+    store: MemoryStore, clock: ManualClock, fails: Callable[[], None]
+) -> AsyncIterator[tuple[OpenStore, Session]]:
+    """A session whose parked child was approved just now; the child's deps fail from then on, as `fails` does."""
+
     @tool(approval=True)
     async def pay() -> str:
         """Pay."""
         return "paid"
 
-    no_deps, no_time = ValueError("no deps any more"), KeyError("no time")
-
     async def deps(_: object) -> None:
         if broken:
-            store.broken = no_time
-            raise no_deps
+            fails()
 
     broken: list[str] = []
     payer = Agent(Script(call("pay"), say("paid")), name="payer", tools=[pay])
     delegates = Pool(2).wrap("payer", payer, description="x", deps=deps)
     parent = Agent(Script(calls(call("pay"), call("payer", prompt="x")), say("done")), tools=[pay, delegates])
-    clock = ManualClock()
-    store = Stopped(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
     async with OpenStore(store, clock=clock, ids=CountingIds("a"), grace=0.0) as opened:
         session = await opened.create(parent)
         await session.send("go")
@@ -124,38 +125,34 @@ async def test_why_the_failure_of_a_child_cannot_be_settled_is_reported() -> Non
         broken.append("from now on")
         (of_child,) = (request for request in session.pending if request.path[-1] == "payer")
         await session.decide(approve(of_child))
+        yield opened, session
+
+
+async def test_why_the_failure_of_a_child_cannot_be_settled_is_reported() -> None:
+    no_deps, no_time = ValueError("no deps any more"), KeyError("no time")
+    clock = ManualClock()
+    store = Stopped(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+
+    def fails() -> None:
+        store.broken = no_time
+        raise no_deps
+
+    async with approved(store, clock, fails) as (opened, session):
         for _ in range(50):
             await clock.advance(0.1)
         assert opened.reports == [(session.id, no_deps), (session.id, no_time)]
 
 
 async def test_a_child_that_fails_while_the_disk_is_full_is_settled_when_there_is_room() -> None:
-    @tool(approval=True)
-    async def pay() -> str:
-        """Pay."""
-        return "paid"
-
-    async def deps(_: object) -> None:
-        if broken:
-            raise ValueError("no deps any more")
-
-    broken: list[str] = []
-    payer = Agent(Script(call("pay"), say("paid")), name="payer", tools=[pay])
-    delegates = Pool(2).wrap("payer", payer, description="x", deps=deps)
-    parent = Agent(Script(calls(call("pay"), call("payer", prompt="x")), say("done")), tools=[pay, delegates])
+    no_deps = ValueError("no deps any more")
     clock = ManualClock()
     store = Full(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
-    async with OpenStore(store, clock=clock, ids=CountingIds("a"), grace=0.0) as opened:
-        session = await opened.create(parent)
-        await session.send("go")
-        while session.receipts == () or session.receipts[0].state != "parked":
-            await clock.advance(0.0)
-        await session.settled_or_waiting()
-        broken.append("from now on")
-        (of_child,) = (request for request in session.pending if request.path[-1] == "payer")
-        await session.decide(approve(of_child))
+
+    def fails() -> None:
+        raise no_deps
+
+    async with approved(store, clock, fails) as (opened, session):
         while session.receipts[0].state != "failed":
             await clock.advance(0.1)
         assert store.refuses == 0
-        assert opened._host.failures == []
-        assert len(opened.reports) == 1
+        assert opened.reports == [(session.id, no_deps)]

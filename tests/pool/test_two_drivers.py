@@ -69,7 +69,7 @@ async def test_a_child_whose_making_is_refused_is_made_later_also_where_two_driv
         assert waits.done()
         assert waits.result().text == "done"
         assert [receipt.state for receipt in session.receipts] == ["done"]
-    assert store._host.failures == []
+    assert store.reports == []
 
 
 async def test_a_child_that_two_were_to_make_is_made_by_one_of_them() -> None:

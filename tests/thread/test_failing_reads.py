@@ -47,7 +47,7 @@ class Place(TwoStores):
 async def entered(place: Place) -> AsyncIterator[Place]:
     async with place.one, place.two:
         yield place
-    assert place.one._host.failures == []
+    assert place.one.reports == []
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ async def test_a_store_that_raises_its_own_error_on_a_read_fails_who_waits() -> 
         assert isinstance(await place.outcome(session.refresh()), OSError)
         again = await store.open(session.id, Agent(Script(say("hello"))))
         assert (await place.outcome(again.ask("hi"))).text == "hello"
-        assert store._host.failures == []
+        assert store.reports == []
 
 
 class Unsure(MemoryStore):

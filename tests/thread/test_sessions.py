@@ -1933,7 +1933,7 @@ async def test_a_model_that_swallows_its_cancellation_does_not_hold_up_leaving_f
     model.release.set()
     await settle()
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("weft")]
-    assert store._host.failures == []
+    assert store.reports == []
 
 
 async def test_a_leaving_that_is_cancelled_stops_its_store_all_the_same(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class _Patience:
         return task.done()
 
 
-PATIENT = _Patience()
+_PATIENT = _Patience()
 
 
 @dataclass(slots=True)
@@ -227,7 +227,7 @@ class Kit:
             if self._task is not None:
                 self._task.cancel()
 
-    async def run(self, scenario: Scenario, patience: _Patience = PATIENT) -> bool:
+    async def run(self, scenario: Scenario, patience: _Patience = _PATIENT) -> bool:
         """Run the scenario to its end; False where it was severed."""
         self.severed = False
         self._task = task = start_task(_as_coroutine(scenario(self)), name="weft crash scenario")
@@ -314,8 +314,8 @@ async def crash_points(
     check: Callable[[Kit], None] | None = None,
     *,
     crashes: int = 1,
-    seconds: float = PATIENT.seconds,
-    clock: Clock = PATIENT.clock,
+    seconds: float = _PATIENT.seconds,
+    clock: Clock = _PATIENT.clock,
 ) -> CrashReport:
     """Run the scenario once, then once for each boundary, severed there and run again.
 

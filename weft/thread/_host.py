@@ -24,8 +24,6 @@ class Host:
     def __init__(self, ended: Callable[[BaseException], None], escaped: Callable[[str, Exception], None]) -> None:
         self._told = ended
         self._escaped = escaped
-        self.failures: list[Exception] = []
-        """What has escaped."""
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._left: asyncio.Future[None] | None = None
@@ -74,7 +72,6 @@ class Host:
             return
         outcome = task.result()
         if isinstance(outcome, Contained):
-            self.failures.append(outcome.cause)
             self._escaped(task.get_name(), outcome.cause)
 
     async def leave(self, clock: Clock, within: float) -> None:
