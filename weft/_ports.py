@@ -10,9 +10,23 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Clock", "Expects", "Ids", "SystemClock", "SystemIds", "Timer", "chance", "joined", "shielded", "start_task"]
+__all__ = [
+    "Clock",
+    "Expects",
+    "Ids",
+    "SystemClock",
+    "SystemIds",
+    "Timer",
+    "chance",
+    "forget",
+    "joined",
+    "over_within",
+    "shielded",
+    "start_task",
+]
 
 T = TypeVar("T")
 
@@ -111,6 +125,23 @@ def shielded() -> AbstractContextManager[object]:
     return CancelScope(shield=True)
 
 
+async def over_within(work: asyncio.Future[Any], seconds: float, clock: Clock) -> bool:
+    """Wait for it so long, and no longer; whether it is over. What is not goes on, and is not cancelled."""
+    late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.deadline(seconds, partial(late.set_result, None))
+    try:
+        await asyncio.wait([work, late], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return work.done()
+
+
+def forget(work: asyncio.Future[Any]) -> None:
+    """Nobody waits for what it came to: read, so that the loop does not report it."""
+    if not work.cancelled():
+        work.exception()
+
+
 async def joined(tasks: Sequence[asyncio.Task[Any]], *, stopping: bool = False) -> None:
     """Wait until all are over. One that fails cancels the others; what it failed with is left to the caller.
 
@@ -132,7 +163,6 @@ async def joined(tasks: Sequence[asyncio.Task[Any]], *, stopping: bool = False) 
         for task in left:
             task.cancel()
     for task in tasks:
-        if not task.cancelled():
-            task.exception()  # read, so that the loop does not report it
+        forget(task)
     if cancelled is not None:
         raise cancelled

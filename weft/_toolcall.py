@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
 from weft._moves import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
-from weft._ports import Clock, shielded, start_task
+from weft._ports import Clock, over_within, shielded, start_task
 from weft._schema import InvalidArguments, is_async
 from weft._threads import MOST_ABANDONED, ThreadsExhausted, in_thread
 from weft._tool import Context, Retry, Tool, ToolError
@@ -381,24 +381,8 @@ async def _leave(task: asyncio.Task[object], clock: Clock, left: _Left) -> None:
     """Cancel a body's task, and wait until it is done or the grace is over."""
     try:
         if not task.done():
-            await _end(task, clock)
+            task.cancel()
+            with shielded():
+                await over_within(task, GRACE, clock)
     finally:
         task.add_done_callback(left.ended)
-
-
-async def _end(task: asyncio.Task[object], clock: Clock) -> None:
-    task.cancel()
-    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(_: object = None) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = clock.deadline(GRACE, wake)
-    try:
-        with shielded():
-            await woken
-    finally:
-        timer.cancel()
-        task.remove_done_callback(wake)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from weft._agent import Agent
-from weft._ports import Clock, SystemClock, shielded, start_task
+from weft._ports import Clock, SystemClock, forget, over_within, shielded, start_task
 from weft._tool import Context, Tool
 from weft._toolcall import call_user_code
 from weft.errors import Closed, Locked, NotFound, Stale
@@ -77,13 +77,7 @@ class _Patience:
 
     async def ended(self, task: asyncio.Task[None]) -> bool:
         """Wait for a run; False where it goes on when its time is over."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.clock.deadline(self.seconds, partial(over.set_result, None))
-        try:
-            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-        return task.done()
+        return await over_within(task, self.seconds, self.clock)
 
 
 _PATIENT = _Patience()
@@ -243,8 +237,7 @@ class Kit:
         if not ended:
             _not_ended(task, patience.seconds)
         if self.severed:
-            if not task.cancelled():
-                task.exception()
+            forget(task)
             return False
         task.result()
         return True

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from functools import partial
 from typing import Any
 
 from weft._contain import Contained, contain
-from weft._ports import Clock, start_task
+from weft._ports import Clock, forget, over_within, start_task
 from weft.errors import Closed
 
 
@@ -81,22 +80,8 @@ class Host:
             return
         if not left.done():
             left.set_result(None)
-        late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = clock.deadline(within, partial(_over, late))
         try:
-            await asyncio.wait([task, late], return_when=asyncio.FIRST_COMPLETED)
+            await over_within(task, within, clock)
         finally:
-            timer.cancel()
             self._task = None
-            task.add_done_callback(_read)
-
-
-def _over(late: asyncio.Future[None]) -> None:
-    if not late.done():
-        late.set_result(None)
-
-
-def _read(task: asyncio.Task[None]) -> None:
-    """What is no `Exception` (a severed test store) ends the store, nothing else."""
-    if not task.cancelled():
-        task.exception()
+            task.add_done_callback(forget)  # what is no `Exception` (a severed test store) ends the store, nothing else

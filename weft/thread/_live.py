@@ -17,13 +17,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from weft._contain import Contained, contain, contain_call
 from weft._output import Output
-from weft._ports import Clock, Ids
+from weft._ports import Clock, Ids, forget
 from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turnlog import Failure, Runner, TurnLog
 from weft.thread._turns import LeaseKind, Plan
 from weft.thread._view import View, check_place, evolve, first_index, leaf_after, next_index
-from weft.thread._writes import Append, Command, Lost, read, together
+from weft.thread._writes import Append, Command, Lost, together
 from weft.thread.entries import MAIL, TREE, Body, Entry, Header, Leaf, TurnStarted
 from weft.thread.store import (
     Appended,
@@ -564,7 +564,7 @@ class Live:
         """The store has this many lines of the thread: look at what others wrote, if it is more than is known."""
         if count > max(self.head.count, self._next.count) and self._closed is None:
             waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-            waiter.add_done_callback(read)
+            waiter.add_done_callback(forget)
             self._commands.append(Command(None, waiter))
             self._pump()
 

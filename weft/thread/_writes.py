@@ -75,9 +75,3 @@ def together(records: list[Append]) -> Append:
         lease=records[-1].lease,
         done=tuple(done for record in records for done in record.done),
     )
-
-
-def read(waiter: asyncio.Future[Plan | None]) -> None:
-    """Nobody waits for it."""
-    if not waiter.cancelled():
-        waiter.exception()

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from weft import _given
 from weft._agent import Agent, check_allowed
 from weft._contain import Contained, contain, contain_call
-from weft._ports import Clock, Ids, SystemClock, SystemIds
+from weft._ports import Clock, Ids, SystemClock, SystemIds, over_within
 from weft._setup import narrower
 from weft._toolcall import GRACE as BODY_GRACE
 from weft.errors import (
@@ -159,16 +159,9 @@ class OpenStore:
             return
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle = idle
-
-        def over() -> None:
-            if not idle.done():
-                idle.set_result(None)
-
-        timer = self.clock.deadline(seconds, over)
         try:
-            await idle
+            await over_within(idle, seconds, self.clock)
         finally:
-            timer.cancel()
             self._idle = None
 
     async def _cancel_running(self) -> None:

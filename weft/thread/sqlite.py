@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from weft._contain import Contained, contain, contain_call
-from weft._ports import Clock, Expects, SystemClock
+from weft._ports import Clock, Expects, SystemClock, forget
 from weft.errors import Closed, Locked, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread import _schema_sql as sql
 from weft.thread._alive import ProofOfLife, file_of, forget_dead, left_behind, proved_dead
@@ -182,7 +182,7 @@ class SQLiteStore:
             return
         if self._writer is not None:
             self._freed = self._run(lambda connection: connection.execute(sql.EXPIRE_OWNER, (self.owner,)).rowcount)
-            self._freed.add_done_callback(_read)
+            self._freed.add_done_callback(forget)
             self._writer = None
             self._hand_over()
             self._jobs.put(None)
@@ -431,12 +431,6 @@ def _finished(ended: asyncio.Future[None] | None) -> None:
 
 def _succeeded(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _read(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for it."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _commit(connection: sqlite3.Connection) -> Callable[[], object]:
