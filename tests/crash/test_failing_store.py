@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from tests.crash.test_crash_inbox import SCENARIOS as INBOX
 from tests.crash.test_crash_points import SCENARIOS
+from tests.thread.places import refused
 from weft.errors import StoreFailed
 from weft.testing.clock import CountingIds
 from weft.testing.crash import Kit, _check, _spent
@@ -49,12 +49,6 @@ class FailingStore(MemoryStore):
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
     ) -> asyncio.Future[Appended]:
         return refused() if self.disk.full() else super().append(thread, lines, expect, lease, index)
-
-
-def refused() -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    future.set_exception(StoreFailed("the disk is full"))
-    return future
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from tests.thread.places import refused
 from weft import Agent, tool
-from weft.errors import StoreFailed
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, hold, say
 from weft.thread import Memory, Session, approve
@@ -79,9 +79,7 @@ class Full(MemoryStore):
     ) -> asyncio.Future[Appended]:
         if self.refuses and any(b'"state":"failed"' in line for line in lines):
             self.refuses -= 1
-            refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-            refused.set_exception(StoreFailed("the disk is full"))
-            return refused
+            return refused()
         return super().append(thread, lines, expect, lease, index)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft import ModelRequest, tool
+from weft.errors import StoreFailed
 from weft.messages import NO_USAGE, Message, Usage
 from weft.model import ModelEvent
 from weft.testing import CountingIds, ManualClock, Script
@@ -118,6 +119,13 @@ class SlowStore(MemoryStore):
         while self.held:
             self._write(self.held.pop(0))
             await settle()
+
+
+def refused() -> asyncio.Future[Any]:
+    """What a full disk gives for an append."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(StoreFailed("the disk is full"))
+    return future
 
 
 def _tell(future: asyncio.Future[Appended], done: asyncio.Future[Appended]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.thread.places import refused
 from tests.thread.test_cancelling import Place, is_cancelled, let_go
 from tests.thread.test_compaction import (
     KEEP,
@@ -244,9 +245,7 @@ class Refuses:
         if self.times <= 0:
             return self.append(*given)
         self.times -= 1
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        future.set_exception(StoreFailed("the disk is full"))
-        return future
+        return refused()
 
 
 async def test_a_record_that_the_disk_refuses_is_written_a_little_later(place: Place) -> None:

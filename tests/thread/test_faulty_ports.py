@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.thread.places import refused
 from weft import Agent, tool
 from weft._ports import Timer
-from weft.errors import StoreFailed, WeftError
+from weft.errors import WeftError
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, calls, say
 from weft.thread import Memory, OpenStore, approve, open_store
@@ -149,9 +150,7 @@ class Full(MemoryStore):
         if not self.full or not any(b'"turn_ended"' in line for line in lines):
             return super().append(thread, lines, expect, lease, index)
         self.full, self.timers.broken = False, True
-        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        refused.set_exception(StoreFailed("the disk is full"))
-        return refused
+        return refused()
 
 
 async def test_a_turn_that_the_disk_refuses_is_given_up_where_the_clock_cannot_try_it_again() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest
+from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest, refused
 from weft import Agent, File, Message, tool
 from weft._moves import Joined, Record
 from weft.errors import RunFailed, StoreFailed, WrongCall
@@ -119,11 +119,7 @@ class FullDisk(MemoryStore):
     def append(
         self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
     ) -> asyncio.Future[Appended]:
-        if not self.full:
-            return super().append(thread, lines, expect, lease, index)
-        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        refused.set_exception(StoreFailed("the disk is full"))
-        return refused
+        return refused() if self.full else super().append(thread, lines, expect, lease, index)
 
 
 async def test_a_turn_that_can_not_even_be_failed_is_given_up_and_its_lease_runs_out() -> None:
