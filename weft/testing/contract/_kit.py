@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, iscoroutinefunction, signature
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
@@ -44,6 +45,18 @@ def after(head: Head, *texts: str) -> tuple[list[bytes], Head]:
         lines.append(f'{{"prev":"{head.digest}","n":{head.count},"body":"{text}"}}'.encode("ascii"))
         head = Head(head.count + 1, digest_line(lines[-1]))
     return lines, head
+
+
+def differing(found: Sequence[bytes], wanted: Sequence[bytes]) -> str:
+    """Where long lines, or many, differ first; nothing if they are the same.
+
+    pytest compares what an assertion names character by character where `CI` is set, and takes minutes for these.
+    """
+    for n, (left, right) in enumerate(zip_longest(found, wanted, fillvalue=b"")):
+        if left != right:
+            at = next(at for at, (one, other) in enumerate(zip_longest(left, right)) if one != other)
+            return f"line {n}, byte {at}: {left[at : at + 40]!r}, and not {right[at : at + 40]!r}"
+    return ""
 
 
 async def create(store: Store, thread: str = "t", of: Index | None = None) -> Head:
