@@ -25,6 +25,7 @@ def lone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
     """Runs pytest with the plugins that are named, and no other."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("WEFT_MODEL_REQUESTS", raising=False)
     return pytester
 
