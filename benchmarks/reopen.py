@@ -77,7 +77,7 @@ def _run(kept: Kept) -> Numbers:
 
 async def _time(kept: Kept) -> Numbers:
     async with _copied(kept) as store:
-        lines = (await store.store.load(kept.session)).lines
+        lines = (await store.export(kept.session)).encode("ascii").splitlines()
         dropped_ms = min(_parse(lines) for _ in range(PASSES))
         kept_ms = min(_parse_and_keep(lines) for _ in range(PASSES))
         del lines

@@ -43,7 +43,7 @@ async def _converse(where: Where) -> Numbers:
             await session.ask("what is 1 and 2?")
             times.append(elapsed_ms(start))
             heads.append(session.head.count)
-        lines = (await store.store.load(session.id)).lines
+        lines = (await store.export(session.id)).encode("ascii").splitlines()
     first_bytes, last_bytes = _bytes(lines[heads[0] : heads[PART]]), _bytes(lines[heads[-PART - 1] : heads[-1]])
     return {
         "ms_per_turn": fmean(times),

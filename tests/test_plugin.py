@@ -94,7 +94,7 @@ async def test_all_replies_must_be_asked_for(weft_script):
 
 def test_fixtures_need_no_loop(weft_store, weft_sqlite, weft_clock, weft_script):
     start = weft_clock.now()
-    assert weft_store.clock is weft_clock and weft_sqlite.clock is weft_clock
+    assert weft_store._node.clock is weft_clock and weft_sqlite._node.clock is weft_clock
     assert Agent(weft_script(say("hi"), model="m")).run_sync("hi").text == "hi"
     assert weft_script(output="tool").info().output == "tool"
     assert weft_clock.now() == start

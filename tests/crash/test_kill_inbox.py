@@ -42,7 +42,7 @@ async def views(file: Path) -> list[View]:
     found: list[View] = []
     async with open_store(f"sqlite:///{file}") as store:
         async for header in store.list(children=True):
-            loaded = await store.store.load(header.thread)
+            loaded = await store._node.store.load(header.thread)
             first, *entries = decode_lines(loaded.lines, header.thread, 0)
             assert isinstance(first.body, Header)
             _check_decisions(header.thread, entries)

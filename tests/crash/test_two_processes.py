@@ -53,7 +53,7 @@ async def test_turns_of_one_process_and_mail_of_another_lose_nothing(tmp_path: P
         session = await store.open(session.id, agent())
         await session.resume()
         await session.settled_or_waiting()
-        lines = (await store.store.load(session.id)).lines
+        lines = (await store._node.store.load(session.id)).lines
     entries = decode_lines(lines, session.id, 0)
     asked = Counter(e.body.message.text for e in entries if isinstance(e.body, Said) and e.body.message.role == "user")
     wanted = [f"turn {n}" for n in range(turns["done"])] + [f"mail {n}" for n in range(mail["done"])]

@@ -48,7 +48,7 @@ async def settle() -> None:
 
 async def stored_view(store: OpenStore, session: Session) -> View:
     """The fold of what is stored, and of any split of it."""
-    loaded = await store.store.load(session.id)
+    loaded = await store._node.store.load(session.id)
     header, *entries = decode_lines(loaded.lines, session.id, 0)
     assert isinstance(header.body, Header)
     whole = fold(header.body, entries)

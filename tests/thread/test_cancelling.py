@@ -124,7 +124,7 @@ class Place:
     async def cancel(self, session: Session, where: str) -> asyncio.Future[Any]:
         """Append the mail, from this store or from another."""
         store = self.one if where == "here" else self.two
-        live = await store.live(session.id).open()
+        live = await store._node.live(session.id).open()
         sent = asyncio.ensure_future(live.command(lambda _: Plan(bodies=(Cancel(),), lease="mail")))
         await settle()
         return sent

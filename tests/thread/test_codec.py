@@ -630,7 +630,7 @@ def texts_in(value: Any) -> list[str]:
 async def stored(data: Memory, session: str) -> list[Entry]:
     """A journal as it is stored, where every line is of clean text."""
     async with open_store(data) as store:
-        lines = (await store.store.load(session)).lines
+        lines = (await store._node.store.load(session)).lines
     assert all(is_text(text) for found in lines for text in texts_in(json.loads(found)))
     return decode_lines(lines, session, 0)
 

@@ -111,7 +111,7 @@ async def compactions(store: OpenStore, session: Session) -> list[Any]:
 
 async def append(store: OpenStore, session: Session, *bodies: Body) -> tuple[str, ...]:
     """What other processes may append, whoever holds the lease."""
-    live = await store.live(session.id).open()
+    live = await store._node.live(session.id).open()
     plan = await live.command(lambda _: Plan(bodies=bodies, lease="mail"))
     assert plan is not None
     return plan.ids

@@ -137,7 +137,7 @@ async def test_what_was_sent_is_still_seen_to_after_a_read_was_refused(place: Pl
     place.reads.failures = 2
     await place.until(lambda: not place.reads.failures)
     place.data._dead.add("two")  # its process has died
-    place.two.store._open = False  # type: ignore[attr-defined]
+    place.two._node.store._open = False  # type: ignore[attr-defined]
     await place.rests(mine)
     assert users(mine) == ["go", "and then"]
 

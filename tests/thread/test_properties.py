@@ -172,7 +172,7 @@ async def holds(world: World, split: int) -> None:
         await session.refresh()
         header, *rest = place.entries(session.id)
         assert isinstance(header.body, Header)
-        assert shown(store.live(session.id).view) == shown(fold(header.body, rest))
+        assert shown(store._node.live(session.id).view) == shown(fold(header.body, rest))
     paid = Counter(key for ran, key in zip(world.tools.ran, world.tools.keys, strict=True) if ran.startswith("pay"))
     assert all(times == 1 for times in paid.values()), "a body that may run once ran twice"
 

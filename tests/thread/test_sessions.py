@@ -1949,7 +1949,7 @@ async def test_a_leaving_that_is_cancelled_stops_its_store_all_the_same(tmp_path
     with pytest.raises(asyncio.CancelledError):
         await leaves
     with pytest.raises(Closed):  # what it reads by is closed last
-        await store.store.load(session.id)
+        await store._node.store.load(session.id)
     model.release.set()
     await settle()
 
@@ -2307,7 +2307,7 @@ async def test_a_fault_that_escapes_what_the_store_does_is_reported_and_ends_not
         raise broken
 
     async with open_store("memory:") as store:
-        store.spawn(escapes(), name="weft test")
+        store._node.spawn(escapes(), name="weft test")
         session = await store.create(Agent(Script(say("hello"))))
         assert (await session.ask("hi")).text == "hello"
         assert store.reports == [("weft test", broken)]

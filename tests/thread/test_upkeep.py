@@ -667,17 +667,17 @@ async def compact(session: Session, **what: Any) -> None:
 
 async def salvaged_whole(store: OpenStore, tools: Tools, session: Session, lost: Sequence[int]) -> Session:
     """Salvage it, see that what is promised of the new session holds, and go on with it."""
-    before = lines_of(store.store._data, session.id).copy()  # type: ignore[attr-defined]
+    before = lines_of(store._node.store._data, session.id).copy()  # type: ignore[attr-defined]
     saved = await store.salvage(session.id)
     assert saved.lost == tuple(lost)
-    assert lines_of(store.store._data, session.id) == before  # type: ignore[attr-defined]
+    assert lines_of(store._node.store._data, session.id) == before  # type: ignore[attr-defined]
     assert (await store.verify(saved.thread)).sound
     new = await store.open(saved.thread, tools.agent())
     assert new.header.origin is not None
     assert (new.header.origin.thread, new.header.origin.how) == (session.id, "salvage")
     assert saved.kept == new.header.origin.copied
     valid_for_a_provider(repair(new.messages))
-    async with open_store(store.store._data) as other:  # type: ignore[attr-defined]
+    async with open_store(store._node.store._data) as other:  # type: ignore[attr-defined]
         assert shown((await other.open(saved.thread))._live.view) == shown(new._live.view)
     return new
 

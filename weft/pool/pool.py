@@ -141,7 +141,7 @@ class Pool:
             return await self._pump(session)
         checked(decisions)
         first = next((d.request for d in decisions if thread_of(d.request) != session.id), None)
-        child = None if first is None else await session._decider.live(thread_of(first)).open()
+        child = None if first is None else await session._node.live(thread_of(first)).open()
         parked = None if child is None or child.view.run is None else child.view.run.turn
         turn = await session.decide(*decisions)
         if child is None:
@@ -153,7 +153,7 @@ class Pool:
         found: Turn[Any] | None = None
         for receipt in session.receipts:
             if receipt.state == "accepted" and found is None:
-                child = await session._decider.live(receipt.child).open()
+                child = await session._node.live(receipt.child).open()
                 run = child.view.run
                 if run is not None:
                     found = Turn(child, after=run.turn) if run.parked else Turn(child, turn=run.turn)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakMethod
 
 from weft._agent import Agent, empty_context
@@ -16,7 +16,6 @@ from weft._contain import Contained, contain
 from weft._machine import State
 from weft._moves import Begin, Ready, Refused, Steer
 from weft._moves import Plan as CallPlan
-from weft._ports import Clock, Ids
 from weft._result import reason_of
 from weft._run import RunLoop
 from weft._setup import Slot, narrower
@@ -29,51 +28,14 @@ from weft.messages import Message
 from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _turns, entries
 from weft.thread._again import FIRST_PAUSE, LONGEST_PAUSE, persisting
 from weft.thread._live import Live
+from weft.thread._node import Node
 from weft.thread._room import ask_alone, shorter
 from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turnlog import TurnLog
 from weft.thread._turns import Plan
 from weft.thread._view import CallView, ReceiptView, View
 from weft.thread.entries import Header
-from weft.thread.store import Store
 from weft.thread.turn import Turn
-
-
-class Place(Protocol):
-    """What an actor needs of the store that it works in."""
-
-    store: Store
-    clock: Clock
-    ids: Ids
-
-    @property
-    def leaving(self) -> bool:
-        """Whether no new turn may begin."""
-        ...
-
-    def live(self, thread: str) -> Live:
-        """The live thread of this id."""
-        ...
-
-    def spawn(self, work: Any, *, name: str, context: Context | None = None) -> None:
-        """Start a task in the store's group."""
-        ...
-
-    def claiming(self) -> AbstractContextManager[None]:
-        """While a turn is being claimed here."""
-        ...
-
-    def running(self, runner: TurnRunner) -> None:
-        """A turn runs here, until it is done."""
-        ...
-
-    def rests(self, runner: TurnRunner) -> None:
-        """A turn that ran here is over."""
-        ...
-
-    def report(self, thread: str, error: Exception) -> None:
-        """Something could not be gone on with, and was left."""
-        ...
 
 
 class Actor:
@@ -81,7 +43,7 @@ class Actor:
 
     def __init__(
         self,
-        place: Place,
+        node: Node,
         live: Live,
         agent: Agent[Any, Any],
         deps: object,
@@ -89,7 +51,7 @@ class Actor:
         parent: Actor | None = None,
         delegate: Delegate | None = None,
     ) -> None:
-        self.place = place
+        self.node = node
         self.live = live
         self.agent = agent
         live.output = agent._output
@@ -119,7 +81,7 @@ class Actor:
         self.agent._check_ready()  # what keeps a run from beginning is said before anything is written
         if policy == "reject" and self.live.runner is None:
             await self.live.refresh()
-        owner, limits = self.place.store.owner, self.agent.limits
+        owner, limits = self.node.store.owner, self.agent.limits
 
         def decide(view: View) -> Plan | None:
             return _inbox.send(view, message, key, policy=policy, first=_inbox.prompt(message, key, owner, limits))
@@ -148,7 +110,7 @@ class Actor:
     def _watch(self, context: Context) -> None:
         if not self._watching:
             self._watching = True
-            self.place.spawn(self._see_to_input(), name=f"weft queue {self.live.id}", context=context)
+            self.node.spawn(self._see_to_input(), name=f"weft queue {self.live.id}", context=context)
 
     async def _see_to_input(self) -> None:
         try:
@@ -166,8 +128,8 @@ class Actor:
         """Go on for as long as this is so, also where another process dies that is at work on it."""
         tried = (self.live.head, self.live.lease)
         await self._go_on_quietly()
-        while wanted(self.live.view) and not self.place.leaving:
-            if isinstance(await persisting(self.place.clock, "watcher", self.live.changed), Contained):
+        while wanted(self.live.view) and not self.node.leaving:
+            if isinstance(await persisting(self.node.clock, "watcher", self.live.changed), Contained):
                 return  # it was deleted, or can be read no more
             now = (self.live.head, self.live.lease)
             if self._is_left() and now != tried:  # what could not be gone on with cannot be now, as long as it is so
@@ -187,7 +149,7 @@ class Actor:
         """Claim; where somebody else has just claimed, look again."""
         while True:
             try:
-                with self.place.claiming():
+                with self.node.claiming():
                     return await self.live.command(decide, then)
             except Locked:
                 await self.live.refresh()
@@ -205,7 +167,7 @@ class Actor:
         compaction = agent.compaction or Compaction()
         room = compaction.room(agent._resolved().info())._replace(most=None)
         used = compaction.tokens.estimate(view.transcript.messages)
-        ask = partial(ask_alone, clock=self.place.clock, ids=self.place.ids)
+        ask = partial(ask_alone, clock=self.node.clock, ids=self.node.ids)
         made = await shorter(view, compaction, room, used, agent._resolved(compaction.summarizer), ask)
         if made is None:
             return False
@@ -224,7 +186,7 @@ class Actor:
     def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn[Any]:
         """Run the turn that was just claimed, in a task of its own."""
         runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=True))
-        self.place.spawn(
+        self.node.spawn(
             self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=self._own_context()
         )
         return Turn(self.live, turn=runner.turn, log=runner.log)
@@ -237,7 +199,7 @@ class Actor:
     async def _run(self, runner: TurnRunner, loop: RunLoop, begin: Begin, started: TurnStarted) -> None:
         await runner.run(loop, begin, started)
         _cancelling.see_to(self.live)
-        if self.parent is not None or self.place.leaving:
+        if self.parent is not None or self.node.leaving:
             return
         if runner.log.taken is not None:  # the lease was lost: to somebody, or to nobody
             await self._see_to(lambda view: _is_open(view, started.run) and self.live.runner is None)
@@ -260,7 +222,7 @@ class Actor:
             live.context = live.contexts.pop(item, None)
         setup = agent._setup(deps=self.deps, chain=self.chain, allow=view.header.permissions, stored=True)
         log = live.log = TurnLog(run.turn)
-        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.place.rests, agent)
+        runner = TurnRunner(live, self, run.turn, log, setup.tools, self.node.rests, agent)
         settled, tail = view.transcript.fork()
         limits = run.limits.stricter(agent.limits)  # the stored rule wins over a laxer one
         loop = RunLoop(
@@ -271,15 +233,15 @@ class Actor:
             base_length=settled,
             replies=view.replies,
             recorder=runner,
-            clock=self.place.clock,
-            ids=self.place.ids,
+            clock=self.node.clock,
+            ids=self.node.ids,
             events=log.events,
             slot=slot,
             worked=run.worked,
         )
         runner.loop = loop
         live.runner = runner
-        self.place.running(runner)
+        self.node.running(runner)
         if run.cancelled is not None:  # stays in force through every later recovery of its run
             loop.interrupt(run.cancelled)
         for item, message in _inbox.steers(view):
@@ -290,9 +252,9 @@ class Actor:
     # -- going on
 
     async def _go_on_quietly(self) -> None:
-        outcome = await persisting(self.place.clock, "root", self.go_on)
+        outcome = await persisting(self.node.clock, "root", self.go_on)
         if isinstance(outcome, Contained) and not isinstance(outcome.cause, Locked | Closed):
-            self.place.report(self.live.id, outcome.cause)
+            self.node.report(self.live.id, outcome.cause)
 
     async def go_on(self) -> Turn[Any] | None:
         """Continue whatever can be: a dead turn, a decided one, queued input, children, decisions to pass down.
@@ -339,10 +301,10 @@ class Actor:
         """
         self.agent._check_ready()
         plans = await self._judge_open()
-        if self.place.leaving:
+        if self.node.leaving:
             return None
         try:
-            with self.place.claiming():
+            with self.node.claiming():
                 start = None if then is None else partial(_swapped, then, plans)
                 plan = await self.live.command(lambda view: self._due(view, plans), start)
         except Locked:
@@ -350,7 +312,7 @@ class Actor:
         return None if plan is None else (plan, plans)
 
     def _due(self, view: View, plans: Mapping[str, CallPlan]) -> Plan | None:
-        owner = self.place.store.owner
+        owner = self.node.store.owner
         if any(call.call.id not in plans for call in view.open_calls()):
             return None
         limits = self.agent.limits
@@ -388,16 +350,16 @@ class Actor:
         return stored is not None and self.agent._tools[call.call.name].schema_digest != stored
 
     async def _expire(self) -> None:
-        now = await self.place.store.now()
+        now = await self.node.store.now()
         late = _approvals.late_requests(self.live.view, now)
         if late:
-            ids = [self.place.ids.new() for _ in range(late)]
+            ids = [self.node.ids.new() for _ in range(late)]
             await self.live.command(lambda view: _approvals.expire(view, ids, now))
 
     def note(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this beside the turn; nothing of it where the store was left."""
         with suppress(Closed):
-            self.place.spawn(work, name=f"weft note {self.live.id}", context=empty_context())
+            self.node.spawn(work, name=f"weft note {self.live.id}", context=empty_context())
 
     # -- children
 
@@ -405,7 +367,7 @@ class Actor:
         """Go on with the child of a receipt; `fresh` where it was accepted just now, so no child can be there."""
         if receipt not in self._driven:
             self._driven[receipt] = None
-            self.place.spawn(
+            self.node.spawn(
                 self._drive(receipt, fresh=fresh), name=f"weft child {receipt}", context=self._own_context()
             )
 
@@ -424,17 +386,17 @@ class Actor:
         try:
             outcome = await contain("child", self._drive_child(receipt, fresh=fresh))
             while isinstance(outcome, Contained) and isinstance(outcome.cause, TryAgain):
-                await self.place.clock.sleep(pause)
+                await self.node.clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 outcome = await contain("child", self._drive_child(receipt, fresh=False))
         finally:
             self._driven.pop(receipt, None)
         if isinstance(outcome, Contained):
-            self.place.report(self.live.id, outcome.cause)
+            self.node.report(self.live.id, outcome.cause)
             stuck = partial(self._child_stuck, receipt, outcome.cause)
-            left = await persisting(self.place.clock, "child", stuck)
+            left = await persisting(self.node.clock, "child", stuck)
             if isinstance(left, Contained) and not isinstance(left.cause, Closed):
-                self.place.report(self.live.id, left.cause)
+                self.node.report(self.live.id, left.cause)
 
     async def _child_stuck(self, receipt: str, cause: Exception) -> None:
         """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""
@@ -471,7 +433,7 @@ class Actor:
     async def _lost(self, receipt: ReceiptView) -> None:
         """The child's thread was there and is not any more: deleted, or left out of an export."""
         accepted = receipt.accepted
-        self.place.report(self.live.id, NotFound(accepted.child or ""))
+        self.node.report(self.live.id, NotFound(accepted.child or ""))
         stop = f"its session {accepted.child!r} is gone, and so is what it has done"
         await self._settle(accepted.call, entries.Receipt(receipt=receipt.id, state="failed", stop=stop), ())
 
@@ -511,8 +473,8 @@ class Actor:
             raise Changed(f"agent {self.agent.name!r} has no delegating tool {accepted.wrap!r} any more")
         deps = await delegate.child_deps(self.deps)
         delegate.agent._check_deps(deps)
-        live = self.place.live(accepted.child)
-        return Actor(self.place, live, delegate.agent, deps, parent=self, delegate=delegate)
+        live = self.node.live(accepted.child)
+        return Actor(self.node, live, delegate.agent, deps, parent=self, delegate=delegate)
 
     def _cap(self, receipt: ReceiptView) -> int:
         tool = self.agent._tools.get(receipt.accepted.wrap or "")
@@ -536,7 +498,7 @@ class Actor:
         allow = narrower(self.agent.allow, parent.permissions)
         if self._delegate is not None:
             allow = narrower(allow, self._delegate.allow)
-        header = _receipts.child_header(parent, receipt, allow, self.place.clock.now())
+        header = _receipts.child_header(parent, receipt, allow, self.node.clock.now())
         self.live.context = copy_context()
         line, created = self.live.found(header)
         plan = await contain("child", self._first_prompt(receipt))
@@ -545,7 +507,7 @@ class Actor:
             raise kept.cause
         if kept != line:  # somebody else has made it, or has ended it before it began
             self.live.close(Busy(f"thread {self.live.id!r} was made elsewhere just now; try again"))
-            self.live = await self.place.live(self.live.id).open()
+            self.live = await self.node.live(self.live.id).open()
             self.live.output = self.agent._output
             slot.hand_back()
             return
@@ -563,7 +525,7 @@ class Actor:
     async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:
         accepted = receipt.accepted
         message = Message.user(accepted.prompt or "")
-        owner = self.place.store.owner
+        owner = self.node.store.owner
 
         def decide(view: View) -> Plan | None:
             if view.run is not None or view.ended:
@@ -618,13 +580,13 @@ class Actor:
             plan = partial(_receipts.mirror, requests=requests, receipt=below.receipt)
             await ancestor.live.command(plan)
             if not all(request in ancestor.live.view.requests for request in names):  # nobody waits for it any more
-                await _cancelling.retract_above(child.live, names, await self.place.store.now())
+                await _cancelling.retract_above(child.live, names, await self.node.store.now())
                 return ancestor is not self  # who is above cancels this session, and it then its child
             below, ancestor = ancestor, ancestor.parent
         await self.live.command(lambda view: _receipts.park(view, name, names))
         receipt = self.live.view.receipts[name]
         if receipt.settled is not None:
-            await _cancelling.retract_above(self.live, names, await self.place.store.now())
+            await _cancelling.retract_above(self.live, names, await self.node.store.now())
             return True
         if not any(request in self.live.view.undecided for request in names):
             return False
@@ -646,21 +608,21 @@ class Actor:
             await self._settle_at_rest(body, asked)
             break
         if asked:
-            await _cancelling.retract_above(self.live, asked, await self.place.store.now())
+            await _cancelling.retract_above(self.live, asked, await self.node.store.now())
 
     async def _settle_at_rest(self, body: entries.Receipt, asked: tuple[str, ...]) -> None:
-        owner = self.place.store.owner
+        owner = self.node.store.owner
         outcome = await contain("root", self._judge_open())
         plans = {} if isinstance(outcome, Contained) else outcome
-        resumes = not isinstance(outcome, Contained) and not self.place.leaving
-        now = await self.place.store.now()
+        resumes = not isinstance(outcome, Contained) and not self.node.leaving
+        now = await self.node.store.now()
 
         def decide(view: View) -> Plan | None:
             known = all(call.call.id in plans for call in view.open_calls())
             return _receipts.settle(view, body, asked, owner=owner, may_resume=resumes and known, now=now)
 
         try:
-            with self.place.claiming():
+            with self.node.claiming():
                 plan = await self.live.command(decide)
         except Locked:
             resumes = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 from weft.errors import Corrupt, NewerFormat, NotFound
 from weft.thread._codec import decode_line
+from weft.thread._node import Node
 from weft.thread.entries import Header, Index
-from weft.thread.store import Listed, Query, Store
+from weft.thread.store import Listed, Query
 
 __all__ = ["ThreadInfo"]
 
@@ -57,21 +58,10 @@ class ThreadInfo:
 class Listing:
     """Threads, newest first; pages are read as they are needed. Owns nothing that needs closing."""
 
-    def __init__(
-        self,
-        store: Store,
-        query: Query,
-        check_open: Callable[[], None],
-        report: Callable[[str, Exception], None],
-        most: int | None,
-        rebuild: Callable[[str], Awaitable[Index]],
-    ) -> None:
-        self._store = store
+    def __init__(self, node: Node, query: Query, most: int | None = None) -> None:
+        self._node = node
         self._query = query
-        self._check_open = check_open
-        self._report = report
         self._left = most
-        self._rebuild = rebuild
         self._rows: list[Listed] = []
         self._more = True
 
@@ -86,7 +76,7 @@ class Listing:
         Raises:
             Closed: The store was left.
         """
-        self._check_open()
+        self._node.check_open()
         while self._left != 0:
             if not self._rows and self._more:
                 await self._page()
@@ -94,21 +84,29 @@ class Listing:
                 break
             row = self._rows.pop(0)
             try:
-                found = _info(row, row.state or await self._rebuild(row.thread))
+                found = _info(row, row.state or await self._index_of(row.thread))
             except (Corrupt, NewerFormat, NotFound) as error:
-                self._report(row.thread, error)
+                self._node.report(row.thread, error)
                 continue
             if self._left is not None:
                 self._left -= 1
             return found
         raise StopAsyncIteration
 
+    async def _index_of(self, thread: str) -> Index:
+        return (await self._node.live(thread).open()).view.index
+
     async def _page(self) -> None:
         limit = self._query.limit if self._left is None else min(self._query.limit, self._left)
-        self._rows = await self._store.list(replace(self._query, limit=limit))
+        self._rows = await self._node.store.list(replace(self._query, limit=limit))
         self._more = len(self._rows) == limit
         if self._rows:
             self._query = replace(self._query, after=self._rows[-1].cursor)
+
+
+def children_of(node: Node, thread: str) -> Listing:
+    """What this thread has delegated to."""
+    return Listing(node, Query(parent=thread))
 
 
 def _info(row: Listed, state: Index) -> ThreadInfo:

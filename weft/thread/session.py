@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
 from weft._agent import Agent, Prompt
-from weft._ports import Clock, Ids
 from weft._result import Result
 from weft.errors import Busy, Locked, WrongCall
 from weft.messages import Message, ToolResult, Usage, as_message, clean_text
-from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _upkeep, entries
+from weft.thread import _approvals, _branches, _cancelling, _deciding, _inbox, _receipts, _upkeep, entries
 from weft.thread._actor import Actor, known_turn
 from weft.thread._live import Live
+from weft.thread._node import Node
 from weft.thread._turns import Plan
 from weft.thread._view import View, as_result, thread_of
-from weft.thread.store import Head, Store
+from weft.thread.store import Head
 from weft.thread.turn import Turn
 
 __all__ = ["PathEntry", "Session", "SessionNote", "SessionUsage"]
@@ -69,44 +69,14 @@ class SessionNote:
     text: str
 
 
-class Decider(Protocol):
-    """What a session needs of its store."""
-
-    clock: Clock
-    ids: Ids
-    store: Store
-
-    async def record_decisions(
-        self, live: Live, decisions: tuple[_approvals.Decision, ...]
-    ) -> tuple[entries.Decision, ...]:
-        """Record decisions at the root; those that stand now, of these requests."""
-        ...
-
-    async def push_down(self, decision: entries.Decision) -> None:
-        """The same decision, level by level, to the thread that its request names."""
-        ...
-
-    def live(self, thread: str) -> Live:
-        """The live thread of this id."""
-        ...
-
-    async def handle(self, session: str, like: Actor | None) -> Session[Any]:
-        """A session's handle, with the agent and the deps of another one's."""
-        ...
-
-    def check_open(self) -> None:
-        """Refuse new work once the store is being left."""
-        ...
-
-
 class Session(Generic[OutputT]):
     """A handle on a session. Any number may be open; all of this process share one live thread.
 
     The properties are as of the last fold and do no I/O; `refresh` folds what others wrote.
     """
 
-    def __init__(self, decider: Decider, live: Live, actor: Actor | None) -> None:
-        self._decider = decider
+    def __init__(self, node: Node, live: Live, actor: Actor | None) -> None:
+        self._node = node
         self._live = live
         self._actor = actor
 
@@ -237,7 +207,7 @@ class Session(Generic[OutputT]):
             Conflict: The key was used before with another message.
             StoreFailed: The store could not write. Nothing was written.
         """
-        self._decider.check_open()
+        self._node.check_open()
         if policy not in _inbox.POLICIES:
             raise WrongCall(f"no policy {policy!r}; use one of {', '.join(map(repr, _inbox.POLICIES))}")
         message = as_message(prompt)
@@ -269,10 +239,10 @@ class Session(Generic[OutputT]):
             DecideAtRoot: This session is a child.
             Changed: The agent given now has no tool for an approved call any more.
         """
-        self._decider.check_open()
+        self._node.check_open()
         _approvals.checked(decisions)
         turn = self._turn_here()
-        made = await self._decider.record_decisions(self._live, decisions)
+        made = await _deciding.record(self._live, decisions)
         await self._carry_down(made)
         if self._actor is None:
             return turn or self._last_turn()
@@ -288,7 +258,7 @@ class Session(Generic[OutputT]):
     async def _carry_down(self, made: tuple[entries.Decision, ...]) -> None:
         for decision in made:
             if thread_of(decision.request) != self.id:
-                await self._decider.push_down(decision)
+                await _deciding.push_down(self._node, decision)
 
     def _turn_here(self) -> Turn[OutputT] | None:
         run = self._live.view.run
@@ -309,7 +279,7 @@ class Session(Generic[OutputT]):
             WrongCall: The session was opened without an agent.
             Changed: The agent given now does not fit what is stored.
         """
-        self._decider.check_open()
+        self._node.check_open()
         if self._actor is None:
             raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
         return await self._actor.go_on()
@@ -327,7 +297,7 @@ class Session(Generic[OutputT]):
         Raises:
             StoreFailed: The store could not write. Nothing was written.
         """
-        self._decider.check_open()
+        self._node.check_open()
         return await _cancelling.cancel(self._live)
 
     async def clear_queue(self) -> int:
@@ -336,7 +306,7 @@ class Session(Generic[OutputT]):
         Returns:
             How many messages were dropped. What a turn has taken meanwhile is not among them.
         """
-        self._decider.check_open()
+        self._node.check_open()
         await self._live.refresh()
         plan = await self._live.command(_inbox.drop)
         return 0 if plan is None else len(plan.bodies)
@@ -356,10 +326,10 @@ class Session(Generic[OutputT]):
             Busy: A turn runs or is parked; wait for it, or cancel it.
             StoreFailed: The store could not write. Nothing was written.
         """
-        self._decider.check_open()
+        self._node.check_open()
         await self._live.refresh()
-        fresh, now = self._decider.ids.new(), await self._decider.store.now()
-        owner = self._decider.store.owner
+        fresh, now = self._node.ids.new(), await self._node.store.now()
+        owner = self._node.store.owner
         try:
             await self._live.command(lambda view: _branches.branch(view, entry, owner=owner, fresh=fresh, now=now))
         except Locked:
@@ -380,12 +350,12 @@ class Session(Generic[OutputT]):
             WrongCall: The session has no such entry.
             StoreFailed: The store could not write. Nothing was written.
         """
-        self._decider.check_open()
+        self._node.check_open()
         await self._live.refresh()
         view = self._live.view
         if entry is not None and entry not in view.tree:
             raise WrongCall(f"session {self.id!r} has no message or result {entry!r}; see session.path for those")
-        fresh = self._decider.ids.new()
+        fresh = self._node.ids.new()
         header = dataclasses.replace(
             view.header,
             thread=fresh,
@@ -394,11 +364,13 @@ class Session(Generic[OutputT]):
             call=None,
             depth=0,
             path=(view.header.name,),
-            created=self._decider.clock.now(),
+            created=self._node.clock.now(),
             meta={**view.index.meta, **checked_meta(meta or {})},
         )
         await _upkeep.fork(self._live, view.leaf if entry is None else entry, header)
-        return await self._decider.handle(fresh, self._actor)
+        live = await self._node.live(fresh).open()
+        mine = self._actor
+        return Session(self._node, live, None if mine is None else Actor(self._node, live, mine.agent, mine.deps))
 
     async def compact(self) -> bool:
         """Put a summary in place of the older part of the conversation, between turns; durable when this returns.
@@ -415,7 +387,7 @@ class Session(Generic[OutputT]):
             ModelError: The summarizer failed, or its summary cannot be used. Nothing was written.
             StoreFailed: The store could not write. Nothing was written.
         """
-        self._decider.check_open()
+        self._node.check_open()
         if self._actor is None:
             raise WrongCall("this session was opened without an agent; use store.open(id, agent) to go on with it")
         try:
@@ -429,7 +401,7 @@ class Session(Generic[OutputT]):
         Returns:
             The entry's id.
         """
-        self._decider.check_open()
+        self._node.check_open()
         note = entries.Note(name=clean_text(name), text=clean_text(text))
         return await self._mail(note)
 
@@ -443,7 +415,7 @@ class Session(Generic[OutputT]):
         Raises:
             WrongCall: The metadata are not strings by strings.
         """
-        self._decider.check_open()
+        self._node.check_open()
         given = meta or {}
         removed = tuple(checked_meta({key: "" for key, value in given.items() if value is None}))
         kept = checked_meta({key: value for key, value in given.items() if value is not None})

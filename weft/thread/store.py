@@ -27,6 +27,9 @@ __all__ = [
     "Told",
 ]
 
+BEHIND = 2**40
+"""A position that no thread has: to load nothing but where it ends. A cursor that no list gives, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
