@@ -12,21 +12,20 @@ from weakref import WeakMethod
 
 from weft._agent import Agent, empty_context
 from weft._compaction import Compaction
-from weft._contain import Contained, contain
+from weft._contain import Contained
 from weft._machine import State
 from weft._moves import Begin, Ready, Refused, Steer
 from weft._moves import Plan as CallPlan
-from weft._result import reason_of
 from weft._run import RunLoop
 from weft._setup import Slot, narrower
-from weft._texts import RESULT_CAP
 from weft._tool import Delegate
 from weft._toolcall import judge
-from weft.errors import Busy, Changed, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
+from weft.errors import Busy, Changed, Closed, Locked
 from weft.events import TurnStarted
 from weft.messages import Message
-from weft.thread import _approvals, _branches, _cancelling, _inbox, _receipts, _turns, entries
-from weft.thread._again import FIRST_PAUSE, LONGEST_PAUSE, persisting
+from weft.thread import _approvals, _branches, _cancelling, _inbox, _turns, entries
+from weft.thread._again import persisting
+from weft.thread._children import Delegation
 from weft.thread._live import Live
 from weft.thread._node import Node
 from weft.thread._room import ask_alone, shorter
@@ -34,7 +33,6 @@ from weft.thread._runner import TurnRunner, open_calls
 from weft.thread._turnlog import TurnLog
 from weft.thread._turns import Plan
 from weft.thread._view import CallView, ReceiptView, View
-from weft.thread.entries import Header
 from weft.thread.turn import Turn
 
 
@@ -50,6 +48,7 @@ class Actor:
         *,
         parent: Actor | None = None,
         delegate: Delegate | None = None,
+        receipt: str = "",
     ) -> None:
         self.node = node
         self.live = live
@@ -59,11 +58,11 @@ class Actor:
             live.kept_by(WeakMethod(self._go_on_quietly))
         self.deps = deps
         self.parent = parent
-        self._delegate = delegate
-        self.receipt = ""
+        self.delegate = delegate
+        self.receipt = receipt
         """A child's, in its parent."""
-        self._driven: dict[str, Actor | None] = {}
-        """The receipts whose children are being driven here; None where the child is not yet known."""
+        self.driven: dict[str, Delegation] = {}
+        """By receipt, whose children are at work here."""
         self._going = asyncio.Lock()
         self._watching = False
         """A task sees to what is queued."""
@@ -94,7 +93,7 @@ class Actor:
         """Run what was accepted, now or when it is its turn; also where its sender waits no longer."""
         if plan.lease == "claim":
             self.live.context = context
-            return self._start(plan, {})
+            return self.start(plan, {})
         if plan.ids[0] in self.live.view.queue:
             self.live.contexts[plan.ids[0]] = context
         _cancelling.see_to(self.live)  # it may interrupt what runs elsewhere
@@ -183,9 +182,9 @@ class Actor:
 
     # -- turns
 
-    def _start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn[Any]:
+    def start(self, plan: Plan, plans: Mapping[str, CallPlan]) -> Turn[Any]:
         """Run the turn that was just claimed, in a task of its own."""
-        runner, loop, begin, started = self._prepare(plan, plans, Slot(self._delegate, used=True))
+        runner, loop, begin, started = self._prepare(plan, plans, Slot(self.delegate, used=True))
         self.node.spawn(
             self._run(runner, loop, begin, started), name=f"weft turn {runner.turn}", context=self._own_context()
         )
@@ -206,7 +205,7 @@ class Actor:
         elif self.live.view.queue:
             await self._go_on_quietly()
 
-    def _run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Awaitable[None]:
+    def run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Awaitable[None]:
         """Run the turn that was just claimed, in the present task."""
         runner, loop, begin, started = self._prepare(plan, plans, slot)
         return runner.run(loop, begin, started)
@@ -282,7 +281,7 @@ class Actor:
             await self.pump()
             return None if waits else Turn(self.live, after=turn)
         turns: list[Turn[Any]] = []
-        claimed = await self._claim_next(lambda plan, plans: turns.append(self._start(plan, plans)))
+        claimed = await self.claim_next(lambda plan, plans: turns.append(self.start(plan, plans)))
         return None if claimed is None else turns[0]
 
     async def _end_cancelled(self) -> None:
@@ -292,7 +291,7 @@ class Actor:
             await _cancelling.end(self.live)
         _cancelling.see_to(self.live)
 
-    async def _claim_next(
+    async def claim_next(
         self, then: Callable[[Plan, Mapping[str, CallPlan]], object] | None = None
     ) -> tuple[Plan, Mapping[str, CallPlan]] | None:
         """Claim the thread for the turn that is due; None where there is none, or somebody else has it.
@@ -300,7 +299,7 @@ class Actor:
         `then` is called once it is claimed, also where nobody waits for this any more.
         """
         self.agent._check_ready()
-        plans = await self._judge_open()
+        plans = await self.judge_open()
         if self.node.leaving:
             return None
         try:
@@ -322,7 +321,7 @@ class Actor:
             or (_inbox.queued(view, owner=owner, limits=limits) if self.parent is None else None)
         )
 
-    async def _judge_open(self) -> dict[str, CallPlan]:
+    async def judge_open(self) -> dict[str, CallPlan]:
         """What the agent given now makes of the open calls.
 
         Raises:
@@ -365,107 +364,26 @@ class Actor:
 
     def start_child(self, receipt: str, *, fresh: bool = False) -> None:
         """Go on with the child of a receipt; `fresh` where it was accepted just now, so no child can be there."""
-        if receipt not in self._driven:
-            self._driven[receipt] = None
-            self.node.spawn(
-                self._drive(receipt, fresh=fresh), name=f"weft child {receipt}", context=self._own_context()
-            )
+        if receipt not in self.driven:
+            self.driven[receipt] = delegation = Delegation(self, receipt)
+            self.node.spawn(delegation.drive(fresh=fresh), name=f"weft child {receipt}", context=self._own_context())
 
     async def pump(self) -> None:
         """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
         for receipt in tuple(self.live.view.unsettled):
-            child = self._driven.get(receipt)
-            if child is not None and child.live.loaded:
-                await self._pass_down(child)
-                await child.pump()
+            driven = self.driven.get(receipt)
+            if driven is not None and driven.child is not None and driven.child.live.loaded:
+                await driven.pass_down()
+                await driven.child.pump()
             else:
                 self.start_child(receipt)
 
-    async def _drive(self, receipt: str, *, fresh: bool) -> None:
-        pause = FIRST_PAUSE
-        try:
-            outcome = await contain("child", self._drive_child(receipt, fresh=fresh))
-            while isinstance(outcome, Contained) and isinstance(outcome.cause, TryAgain):
-                await self.node.clock.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                outcome = await contain("child", self._drive_child(receipt, fresh=False))
-        finally:
-            self._driven.pop(receipt, None)
-        if isinstance(outcome, Contained):
-            self.node.report(self.live.id, outcome.cause)
-            stuck = partial(self._child_stuck, receipt, outcome.cause)
-            left = await persisting(self.node.clock, "child", stuck)
-            if isinstance(left, Contained) and not isinstance(left.cause, Closed):
-                self.node.report(self.live.id, left.cause)
+    async def child_of(self, receipt: ReceiptView) -> Actor:
+        """The child of a receipt, with the deps that it gets.
 
-    async def _child_stuck(self, receipt: str, cause: Exception) -> None:
-        """What cannot be gone on with is left for later; what is a fault of the program settles as failed."""
-        accepted = self.live.view.receipts[receipt].accepted
-        if isinstance(cause, WeftError) and not isinstance(cause, WrongCall):
-            runner = self.live.runner
-            if isinstance(runner, TurnRunner) and accepted.call is not None:
-                runner.parked(accepted.call)
-            return
-        stop = reason_of(cause)
-        await self._settle(accepted.call, entries.Receipt(receipt=receipt, state="failed", stop=stop), ())
-
-    async def _drive_child(self, name: str, *, fresh: bool) -> None:
-        """Bring one child to its end, or to where it waits for a person; then say so here."""
-        receipt = self.live.view.receipts[name]
-        child = await self._child(receipt)
-        child.receipt = name
-        self._driven[name] = child
-        new = fresh or await child._is_new()
-        if new and receipt.requests:  # it has asked, so it was there: begun again it would do everything twice
-            await self._lost(receipt)
-            return
-        slot = Slot(child._delegate, used=not new and bool(child.live.view.started_at))
-        try:
-            if new:
-                await child._begin_as_child(receipt, self.live.view.header, slot)
-            if not child.live.loaded:  # it was cancelled before there was a child
-                await _cancelling.settle(self.live, _receipts.cancelled(name), ())
-                return
-            await self._drive_to_rest(name, receipt, child, slot)
-        finally:
-            slot.hand_back()
-
-    async def _lost(self, receipt: ReceiptView) -> None:
-        """The child's thread was there and is not any more: deleted, or left out of an export."""
-        accepted = receipt.accepted
-        self.node.report(self.live.id, NotFound(accepted.child or ""))
-        stop = f"its session {accepted.child!r} is gone, and so is what it has done"
-        await self._settle(accepted.call, entries.Receipt(receipt=receipt.id, state="failed", stop=stop), ())
-
-    async def _drive_to_rest(self, name: str, receipt: ReceiptView, child: Actor, slot: Slot) -> None:
-        while True:
-            view = child.live.view
-            if self._is_over(receipt):
-                await _cancelling.cancel(child.live)
-            if view.run is None and view.orphans():
-                await _cancelling.end(child.live)
-            if view.run is None and view.ended:
-                end = next(reversed(view.ended.values()))
-                settled = _receipts.settlement(name, end, view, self._cap(receipt))
-                await self._settle(receipt.accepted.call, settled, tuple(view.requests))
-                return
-            await self._pass_down(child)
-            if await child._step(receipt, slot):
-                continue
-            if view.undecided and await self._wait_for_decisions(name, child):
-                return
-
-    def _is_over(self, receipt: ReceiptView) -> bool:
-        """Whether nobody waits for the child any more, since the run that has delegated was cancelled."""
-        return receipt.settled is not None or self.live.view.is_orphan(receipt)
-
-    async def _is_over_by_now(self, receipt: ReceiptView) -> bool:
-        """The same, where a child is about to begin; read anew where somebody else may have ended the run."""
-        if not self.live.may_act():
-            await self.live.refresh()
-        return self._is_over(receipt)
-
-    async def _child(self, receipt: ReceiptView) -> Actor:
+        Raises:
+            Changed: There is no tool any more that has delegated it.
+        """
         accepted = receipt.accepted
         tool = self.agent._tools.get(accepted.wrap or "")
         delegate = None if tool is None else tool._delegate
@@ -474,161 +392,7 @@ class Actor:
         deps = await delegate.child_deps(self.deps)
         delegate.agent._check_deps(deps)
         live = self.node.live(accepted.child)
-        return Actor(self.node, live, delegate.agent, deps, parent=self, delegate=delegate)
-
-    def _cap(self, receipt: ReceiptView) -> int:
-        tool = self.agent._tools.get(receipt.accepted.wrap or "")
-        return RESULT_CAP if tool is None else tool.cap
-
-    async def _is_new(self) -> bool:
-        try:
-            await self.live.open()
-        except NotFound:
-            return True
-        return False
-
-    async def _begin_as_child(self, receipt: ReceiptView, parent: Header, slot: Slot) -> None:
-        """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
-        self.agent._check_ready()
-        await slot.take()
-        over = self.parent is not None and await self.parent._is_over_by_now(receipt)
-        if over or self.live.loaded:  # or another handle's actor has made it while this one waited
-            slot.hand_back()
-            return
-        allow = narrower(self.agent.allow, parent.permissions)
-        if self._delegate is not None:
-            allow = narrower(allow, self._delegate.allow)
-        header = _receipts.child_header(parent, receipt, allow, self.node.clock.now())
-        self.live.context = copy_context()
-        line, created = self.live.found(header)
-        plan = await contain("child", self._first_prompt(receipt))
-        kept = await contain("child", created)
-        if isinstance(kept, Contained):  # also why the plan has failed
-            raise kept.cause
-        if kept != line:  # somebody else has made it, or has ended it before it began
-            self.live.close(Busy(f"thread {self.live.id!r} was made elsewhere just now; try again"))
-            self.live = await self.node.live(self.live.id).open()
-            self.live.output = self.agent._output
-            slot.hand_back()
-            return
-        if isinstance(plan, Contained):
-            raise plan.cause
-        await self._run_first(plan, slot)
-
-    async def _run_first(self, plan: Plan | None, slot: Slot) -> None:
-        """Run the turn that was claimed with a slot in hand; where somebody else was first, it is not needed."""
-        if plan is None:
-            slot.hand_back()
-        else:
-            await self._run_here(plan, {}, slot)
-
-    async def _first_prompt(self, receipt: ReceiptView) -> Plan | None:
-        accepted = receipt.accepted
-        message = Message.user(accepted.prompt or "")
-        owner = self.node.store.owner
-
-        def decide(view: View) -> Plan | None:
-            if view.run is not None or view.ended:
-                return None
-            return _inbox.prompt(message, accepted.call, owner, self.agent.limits)
-
-        return await self.live.command(decide)
-
-    async def _step(self, receipt: ReceiptView, slot: Slot) -> bool:
-        """One step of a child that is not over; False where nothing can be done here and now."""
-        view = self.live.view
-        running = self.live.runner
-        if isinstance(running, TurnRunner):
-            await running.finished()
-            return True
-        if view.run is None:
-            await slot.take()
-            await self._run_first(await self._first_prompt(receipt), slot)
-            return True
-        if not view.run.parked or view.resumable():
-            await self._claim_and_run(slot)
-            return True
-        if view.undecided:
-            return False
-        seen = self.live.version
-        await self.pump()
-        await self.live.changed(seen)
-        return True
-
-    async def _claim_and_run(self, slot: Slot) -> None:
-        seen = self.live.version
-        claimed = await self._claim_next()
-        if claimed is None:
-            await self.live.changed(seen)
-        else:
-            await self._run_here(*claimed, slot)
-
-    async def _pass_down(self, child: Actor) -> None:
-        """The decisions that stand here, for requests that wait in the child."""
-        if not child.live.loaded or not child.live.view.undecided:
-            return
-        decisions = _approvals.made(self.live.view, child.live.view.undecided)
-        if decisions:
-            await child.live.command(lambda view: _approvals.push(view, decisions))
-
-    async def _wait_for_decisions(self, name: str, child: Actor) -> bool:
-        """Mirror what the child waits for up to the root, park its receipt; False if it is decided meanwhile."""
-        requests = _receipts.mirrored(child.live.view)
-        names = tuple(body.request for body in requests if body.request is not None)
-        below, ancestor = child, child.parent
-        while ancestor is not None:
-            plan = partial(_receipts.mirror, requests=requests, receipt=below.receipt)
-            await ancestor.live.command(plan)
-            if not all(request in ancestor.live.view.requests for request in names):  # nobody waits for it any more
-                await _cancelling.retract_above(child.live, names, await self.node.store.now())
-                return ancestor is not self  # who is above cancels this session, and it then its child
-            below, ancestor = ancestor, ancestor.parent
-        await self.live.command(lambda view: _receipts.park(view, name, names))
-        receipt = self.live.view.receipts[name]
-        if receipt.settled is not None:
-            await _cancelling.retract_above(self.live, names, await self.node.store.now())
-            return True
-        if not any(request in self.live.view.undecided for request in names):
-            return False
-        runner = self.live.runner
-        if isinstance(runner, TurnRunner) and receipt.accepted.call is not None:
-            runner.parked(receipt.accepted.call)
-        return True
-
-    async def _settle(self, call: str | None, body: entries.Receipt, asked: tuple[str, ...]) -> None:
-        """Record a child's end here: by the running turn, or with the resume that it allows, or as mail."""
-        asked = tuple(dict.fromkeys((*self.live.view.receipts[body.receipt or ""].requests, *asked)))
-        while True:
-            runner = self.live.runner
-            if isinstance(runner, TurnRunner):
-                if call is not None and runner.settle(call, body, asked):
-                    break
-                await runner.finished()
-                continue
-            await self._settle_at_rest(body, asked)
-            break
-        if asked:
-            await _cancelling.retract_above(self.live, asked, await self.node.store.now())
-
-    async def _settle_at_rest(self, body: entries.Receipt, asked: tuple[str, ...]) -> None:
-        owner = self.node.store.owner
-        outcome = await contain("root", self._judge_open())
-        plans = {} if isinstance(outcome, Contained) else outcome
-        resumes = not isinstance(outcome, Contained) and not self.node.leaving
-        now = await self.node.store.now()
-
-        def decide(view: View) -> Plan | None:
-            known = all(call.call.id in plans for call in view.open_calls())
-            return _receipts.settle(view, body, asked, owner=owner, may_resume=resumes and known, now=now)
-
-        try:
-            with self.node.claiming():
-                plan = await self.live.command(decide)
-        except Locked:
-            resumes = False
-            plan = await self.live.command(decide)
-        if plan is not None and plan.lease == "claim":
-            self._start(plan, plans)
+        return Actor(self.node, live, delegate.agent, deps, parent=self, delegate=delegate, receipt=receipt.id)
 
 
 def _is_open(view: View, run: str) -> bool:
