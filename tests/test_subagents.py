@@ -402,6 +402,22 @@ async def test_in_a_session_the_parent_s_model_reads_the_json_of_its_output(wher
         assert json.loads(results(session)[0][0]) == {"output": [ORDER]}
 
 
+async def test_one_that_ends_without_a_text_says_so() -> None:
+    child = Agent(Script(call("look", item=1)), name="clerk", tools=[look], stop_when=[lambda step: True])
+    result = await Agent(Script(call("clerk", prompt="look"), say("done")), tools=[child]).run("go")
+    assert results(result) == [("It ended without a text.", None)]
+
+
+async def test_one_of_a_pool_that_ends_without_a_text_says_so(where: Where) -> None:
+    child = Agent(Script(call("look", item=1)), name="clerk", tools=[look], stop_when=[lambda step: True])
+    async with open_store(where) as store:
+        wrapped = Pool(1).wrap("clerk", child, description="Looks things up.")
+        session = await store.create(Agent(Script(call("clerk", prompt="look"), say("done")), tools=[wrapped]))
+        result = await session.ask("go")
+        assert results(result) == [("It ended without a text.", None)]
+        assert [receipt.stop for receipt in session.receipts] == ["It ended without a text."]
+
+
 async def test_its_answer_is_capped() -> None:
     child = Agent(Script(say("x" * 100_000)), name="child")
     result = await Agent(asks(), tools=[child]).run("go")

@@ -33,6 +33,7 @@ TEXTS: dict[str, ToolResult | str] = {
     "no_such_tool": _texts.no_such_tool(CALL, ("a", "b")),
     "no_such_tool, none": _texts.no_such_tool(CALL, ()),
     "subagent_failed": _texts.subagent_failed("c", "it was cancelled"),
+    "subagent_answer, none": _texts.subagent_answer("", 10),
     "subagent_cycle": _texts.subagent_cycle("c", "desk"),
     "subagent_depth": _texts.subagent_depth("c", 8),
     "subagent_parked": _texts.subagent_parked("c"),

@@ -129,7 +129,7 @@ def child_result(call: str, ended: Ended | None, text: str, cap: int) -> ToolRes
         return _texts.subagent_failed(call, "it was interrupted")
     match ended.outcome:
         case "answered" | "stopped":
-            return ToolResult(call=call, content=_texts.capped(text, cap))
+            return ToolResult(call=call, content=_texts.subagent_answer(text, cap))
         case "parked":
             return _texts.subagent_parked(call)
         case "cancelled":

@@ -109,7 +109,8 @@ def not_submitted(tool: str) -> str:
 
 def denied(call: str, reason: str | None) -> ToolResult:
     """For a call that a person refused."""
-    return error(call, DENIED, f"The call was denied: {reason}" if reason else "The call was denied.")
+    why = f": {capped(reason, RESULT_CAP)}" if reason else "."
+    return error(call, DENIED, f"The call was denied{why}")
 
 
 def expired(call: str) -> ToolResult:
@@ -142,6 +143,11 @@ def no_such_tool(call: ToolCall, names: tuple[str, ...]) -> ToolResult:
 def subagent_failed(call: str, reason: str) -> ToolResult:
     """For a delegation whose child ended without an answer."""
     return error(call, SUBAGENT_FAILED, f"The agent that this was delegated to failed: {reason}")
+
+
+def subagent_answer(text: str, cap: int) -> str:
+    """What is read of a child that has ended well: its answer, cut at `cap` bytes."""
+    return capped(text, cap) or "It ended without a text."
 
 
 def subagent_cycle(call: str, agent: str) -> ToolResult:

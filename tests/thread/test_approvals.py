@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from weft import Agent, Busy, Changed, Conflict, Context, LimitReached, Limits, ToolResult, Usage, tool
+from weft._texts import RESULT_CAP
 from weft.errors import (
     DecideAtRoot,
     Expired,
@@ -365,6 +366,20 @@ async def test_a_resolved_call_reads_as_told_and_does_not_run(where: Where, erro
         [result] = results(session)
         assert (result.content, result.is_error) == ("paid\ufffd by hand", error)
         assert pay.runs == []
+
+
+@pytest.mark.parametrize("decider", [resolve, deny])
+async def test_what_a_person_says_is_cut_for_the_model_and_kept_whole_in_the_journal(
+    where: Where, decider: Callable[[Request, str], Decision]
+) -> None:
+    said = "a" * (RESULT_CAP + 1)
+    async with open_store(where) as store:
+        session, _ = await parked(store, Agent(Script(*ONE), tools=[Work().tool]))
+        turn = await session.decide(decider(session.pending[0], said))
+        assert (await turn.wait()).text == "done"
+        [result] = results(session)
+        assert result.content.endswith("a\n[cut: 1 bytes are missing]")
+        assert said in await store.export(session.id)
 
 
 async def test_requests_are_decided_by_their_id_too(where: Where) -> None:

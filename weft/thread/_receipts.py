@@ -7,7 +7,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from weft._texts import capped
+from weft._texts import capped, subagent_answer
 from weft.messages import Usage
 from weft.thread import entries
 from weft.thread._codec import chain, digest_line, encode_body, header_line
@@ -121,7 +121,7 @@ def settlement(receipt: str, end: EndView, child: View, cap: int) -> entries.Rec
     usage = child.turns + child.summaries + child.delegated
     match end.outcome:
         case "answered" | "stopped":
-            return entries.Receipt(receipt=receipt, state="done", stop=capped(end.text, cap), usage=usage)
+            return entries.Receipt(receipt=receipt, state="done", stop=subagent_answer(end.text, cap), usage=usage)
         case "cancelled":
             return entries.Receipt(receipt=receipt, state="cancelled", stop="it was cancelled", usage=usage)
         case _:

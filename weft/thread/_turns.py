@@ -121,7 +121,7 @@ def _apply(
             start = StartedCall(call=name, attempt=call.started + 1, effect=request.effect, digest=request.digest)
             starts.append(start)
         case "resolve":
-            content = decision.content or ""
+            content = _texts.capped(decision.content or "", _texts.RESULT_CAP)
             results.append(CallResult(call=name, content=content, is_error=decision.error, source="decision"))
         case "expire":
             results.append(as_body(_texts.expired(name), "expiry"))
