@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from weft.thread import open_store
 from weft.thread._live import Live
 from weft.thread._runner import TurnRunner
 
-KEPT = (RunLoop, TurnRunner, Live)
+KEPT = (RunLoop, TurnRunner, Live, asyncio.Task)
 
 
 @tool(effect="none")

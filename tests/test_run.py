@@ -1131,6 +1131,7 @@ class Journal:
 
     thread: str | None = "t"
     durable = True
+    held = ("t",)
 
     def __init__(self) -> None:
         self.loop: RunLoop

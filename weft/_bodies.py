@@ -166,6 +166,7 @@ class Bodies:
             late=recorder.late,
             arguments=self.parsed.pop(call.id, None),
             place=self._place,
+            held=recorder.held,
         )
 
     async def _sub_agent(self, tool: Tool[Any], call: ToolCall, context: Context[Any], feed: Feed) -> CallFinished:

@@ -98,6 +98,11 @@ class Recorder(Protocol):
     durable: bool
     """False: an uncertain effect cannot be asked about, and a child is an ordinary sub-agent."""
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The threads whose turns wait for the run's bodies."""
+        ...
+
     def record(self, record: Record) -> None:
         """Take the facts, if this is durable; `Recorded` is fed when they are."""
         ...
@@ -139,6 +144,7 @@ class BareRecorder:
 
     thread: str | None = None
     durable = False
+    held: tuple[str, ...] = ()
 
     def __init__(self, run: str, transcript: Transcript, key: str | None = None) -> None:
         self.run = run

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from weft import _texts
 from weft._contain import Contained, contain, contain_call
+from weft._holding import hold
 from weft._moves import CallFinished, CallUncertain, Gated, Plan, Ready, Refused
 from weft._ports import Clock, over_within, shielded, start_task
 from weft._schema import InvalidArguments, is_async
@@ -139,6 +140,7 @@ async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
     late: Late,
     arguments: dict[str, Any] | None = None,
     place: Place | None = None,
+    held: tuple[str, ...] = (),
 ) -> CallFinished | CallUncertain:
     """Run the body once. Cancellation passes through; everything else becomes a result.
 
@@ -151,6 +153,7 @@ async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
         late: Told of a result that comes when nobody waits for it any more.
         arguments: As they were read when the call was judged.
         place: Among the synchronous bodies that are started together.
+        held: The threads whose turns wait for it.
     """
     call = plan.call
     if arguments is None:
@@ -163,7 +166,7 @@ async def run_body(  # noqa: PLR0913  # what a body needs; called in one place
         if tool._signature.takes_context
         else partial(tool.function, **arguments)
     )
-    left = _Left(tool, call, late)
+    left = _Left(tool, call, late, held)
     name = f"weft tool {tool.name}"
     if tool._signature.is_async:
         value = await _within(body, tool.timeout, clock, left, name=name)
@@ -281,10 +284,12 @@ class Place:
 class _Left:
     """Where the result of a body goes that nobody waits for any more."""
 
-    __slots__ = ("_call", "_late", "_tool", "gone")
+    __slots__ = ("_call", "_late", "_tool", "gone", "held")
 
-    def __init__(self, tool: Tool[Any], call: ToolCall, late: Late) -> None:
+    def __init__(self, tool: Tool[Any], call: ToolCall, late: Late, held: tuple[str, ...]) -> None:
         self.gone = False
+        self.held = held
+        """The threads whose turns wait for the body."""
         self._tool = tool
         self._call = call
         self._late = late
@@ -354,6 +359,7 @@ async def _within(
             woken.set_result(None)
 
     async def run() -> object:
+        hold(left.held)
         try:
             return await contain("tool call", body())
         finally:

@@ -72,6 +72,11 @@ class Actor:
         """The agents above this one."""
         return () if self.parent is None else (*self.parent.chain, self.parent.agent)
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The threads whose turns wait for this one's: its own, and those above."""
+        return (self.live.id,) if self.parent is None else (*self.parent.held, self.live.id)
+
     # -- input
 
     async def send(self, message: Message, *, policy: _inbox.Policy, key: str | None) -> Turn[Any]:

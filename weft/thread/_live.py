@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from weft._contain import Contained, contain, contain_call
+from weft._holding import holds
 from weft._output import Output
 from weft._ports import Clock, Ids, forget
-from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
+from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turnlog import Failure, Runner, TurnLog
 from weft.thread._turns import LeaseKind, Plan
@@ -716,12 +717,29 @@ class Live:
                 waiter.set_exception(cause)
 
     async def until(self, found: Callable[[View], T | None]) -> T:
-        """What `found` gives, as soon as it gives something."""
+        """What `found` gives, as soon as it gives something.
+
+        Raises:
+            WrongCall: The present task is a tool's body that the thread's turn waits for.
+        """
         while True:
             value = found(self.view)
             if value is not None:
                 return value
+            self.check_free()
             await self.changed()
+
+    def check_free(self) -> None:
+        """Refuse to wait where that would never end.
+
+        Raises:
+            WrongCall: The present task is a tool's body that the thread's turn waits for.
+        """
+        if holds(self.id):
+            raise WrongCall(
+                f"session {self.id!r} waits for this tool, so the tool cannot wait for the session; "
+                "let it `send` what is to come next, and return"
+            )
 
     def close(self, cause: Failure) -> None:
         """Nothing more is read or written here; whoever waits gets the cause, the first one where there are several."""

@@ -70,6 +70,11 @@ Allowed = ("approve", "deny", "resolve")
 class Children(Protocol):
     """Starts the children of a turn, and goes on with them."""
 
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The threads whose turns wait for what runs here."""
+        ...
+
     def start_child(self, receipt: str, *, fresh: bool = False) -> None:
         """Drive the receipt's child; the outcome is given to the runner."""
         ...
@@ -103,6 +108,7 @@ class TurnRunner:
         self._waiter: asyncio.Future[None] | None = None
         self.loop: RunLoop | None = None
         self._children = children
+        self.held = children.held
         self._tools = tools
         self._settlements: dict[str, Receipt] = {}
         self._asked: dict[str, tuple[str, ...]] = {}

@@ -172,7 +172,8 @@ class Session(Generic[OutputT]):
         another policy than `queue`.
 
         Raises:
-            WrongCall: The session was opened without an agent, so nobody here would answer; `send` and `wait` do.
+            WrongCall: The session was opened without an agent, so nobody here would answer; `send` and `wait` do. Or a
+                tool of its own asks, for which its turn waits. Nothing was written.
             RunFailed: The run failed.
             TurnCancelled: It was cancelled.
         """
@@ -180,6 +181,7 @@ class Session(Generic[OutputT]):
             raise WrongCall(
                 "this session was opened without an agent; open it with one to ask, or send and wait for who has one"
             )
+        self._live.check_free()
         return await (await self.send(prompt, key=key)).wait()
 
     async def send(

@@ -94,6 +94,7 @@ class Turn(Generic[OutputT]):
             RunFailed: The run failed; `LimitReached` and `ModelFailed` are its kinds.
             NoOutput: The answer is not the structured output that the agent declares.
             TurnCancelled: It was cancelled.
+            WrongCall: A tool of the session waits here, for which its turn waits.
             Changed: The stored answer does not fit the output type that the agent has now.
             Dropped: The message was dropped from the queue.
             Closed: The store was left before the turn ended.
