@@ -691,7 +691,7 @@ async def test_an_address_or_key_of_which_no_request_can_be_made_is_not_tried_ag
         with pytest.raises(ModelError) as caught:
             await anext(OpenAIChat("gpt-5", client=client).stream(asked()))
         await client.close()
-    text = f"no request could be made ({why}): check the base URL, and the key of the client"
+    text = f"no request could be made ({why}): check the base URL, the key of the client, and Settings(extra=…)"
     assert (caught.value.code, str(caught.value)) == ("MODEL_REQUEST", text)
 
 

@@ -122,7 +122,7 @@ def connection_failed(asked: Asked, cause: BaseException | None = None) -> Model
 
 def not_made(error: BaseException, asked: Asked) -> ModelError:
     """No request could be made of what was given: an address without a scheme, a key that no header can hold."""
-    text = f"no request could be made ({type(error).__name__}): check the base URL, and {asked.key}"
+    text = f"no request could be made ({type(error).__name__}): check the base URL, {asked.key}, and Settings(extra=…)"
     return ModelError(text, code="MODEL_REQUEST")
 
 
@@ -132,7 +132,7 @@ def check_page(headers: Mapping[str, str], asked: Asked) -> None:
     Raises:
         ModelError: It is one.
     """
-    if headers.get("content-type", "").startswith("text/html"):
+    if headers.get("content-type", "").lower().startswith("text/html"):
         raise ModelError(f"{asked.server} answered with a web page: check the base URL", code="MODEL_SERVER")
 
 

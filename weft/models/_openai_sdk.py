@@ -10,18 +10,17 @@ from typing import Any, Literal, TypeAlias
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
 
 from weft.model import ModelError, Settings
-from weft.models._client import Clients
+from weft.models._client import Clients, other_errors
 from weft.models._errors import (
     Asked,
     connection_failed,
     hint,
-    not_made,
     retry_after,
     status_code,
     timed_out,
     told,
-    unreadable,
 )
+from weft.models._wire import extra_of
 
 __all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "count_of", "extra_body", "failed", "model_errors"]
 
@@ -47,7 +46,7 @@ async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
 
 def extra_body(settings: Settings) -> Json:
     """The argument by which the SDK puts `settings.extra` into the body, over what is there."""
-    return {"extra_body": dict(settings.extra)} if settings.extra else {}
+    return {"extra_body": extra_of(settings)} if settings.extra else {}
 
 
 def arguments_text(arguments: object) -> str | None:
@@ -65,13 +64,10 @@ def count_of(counted: object, name: str) -> int:
 def model_errors(asked: Asked) -> Iterator[None]:
     """Turn the SDK's errors into ones that are safe to store."""
     try:
-        yield
+        with other_errors(asked):
+            yield
     except OpenAIError as error:
         raise _model_error(error, asked) from error
-    except UnicodeEncodeError as error:  # a key that no header can hold
-        raise not_made(error, asked) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
-        raise unreadable() from error
 
 
 def _model_error(error: OpenAIError, asked: Asked) -> ModelError:

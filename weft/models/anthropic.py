@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
-import httpx2
 from anthropic import (
     AnthropicError,
     APIConnectionError,
@@ -46,14 +45,13 @@ from weft.model import (
     WholeCall,
 )
 from weft.models._anthropic_body import PROVIDER, body_of
-from weft.models._client import Clients, check_allowed
+from weft.models._client import Clients, check_allowed, other_errors
 from weft.models._errors import (
     Asked,
     check_page,
     connection_failed,
     events_of,
     hint,
-    not_made,
     retry_after,
     status_code,
     timed_out,
@@ -371,17 +369,10 @@ def _usage(spent: dict[str, int]) -> Usage | None:
 def _model_errors(asked: Asked) -> Iterator[None]:
     """Turn the SDK's errors into ones that are safe to store."""
     try:
-        yield
+        with other_errors(asked):
+            yield
     except AnthropicError as error:
         raise _model_error(error, asked) from error
-    except httpx2.TimeoutException as error:  # the SDK lets these through while it streams
-        raise timed_out(asked) from error
-    except httpx2.TransportError as error:
-        raise connection_failed(asked, error) from error
-    except UnicodeEncodeError as error:  # a key that no header can hold
-        raise not_made(error, asked) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, httpx2.DecodingError) as error:
-        raise unreadable() from error
 
 
 def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
