@@ -767,6 +767,8 @@ async def test_events_that_nobody_knows_are_passed_over() -> None:
         (None, {"output_tokens": 5}, Usage(output_tokens=5)),
         (SPENT, {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}, USAGE),
         ({"input_tokens": "many", "output_tokens": 1}, {"output_tokens": "more"}, Usage(output_tokens=1)),
+        ({"input_tokens": 10**30, "output_tokens": 1}, {"output_tokens": 10**30}, Usage(output_tokens=1)),
+        ({"input_tokens": -2, "output_tokens": 1}, None, Usage(output_tokens=1)),
         (
             {"input_tokens": 2, "output_tokens_details": [1]},
             {"output_tokens": 5},
@@ -1018,6 +1020,33 @@ async def test_an_event_that_cannot_be_read_is_a_typed_error(data: bytes) -> Non
     line = b"event: content_block_delta\ndata: " + data + b"\n\n"
     server = Server(lambda: httpx2.Response(200, content=sse(*HELLO) + line + sse(*end())))
     assert (await server.failure()).code == "MODEL_SERVER"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [{**text(""), "text": 5}, {**text(""), "text": ["x"]}, {**CALL_A, "name": None}, {**THOUGHT, "thinking": 5}],
+    ids=["a number", "a list", "no name", "a thought"],
+)
+@BOTH
+async def test_a_field_of_another_type_is_a_typed_error(block: Json, settings: Settings) -> None:
+    answer = streamed(start(), begin(0, block), stop(0), *end())
+    if not settings.stream:
+        answer = whole(message(block, word="end_turn"))
+    server = Server(answer)
+    with pytest.raises(ModelError):
+        received(await server.ask(settings=settings), server.model)
+
+
+async def test_a_delta_that_is_no_text_is_a_typed_error() -> None:
+    odd = delta(0, "text_delta", text={"x": 1})
+    assert (await Server(streamed(*HELLO[:2], odd, *end())).failure()).code == "MODEL_SERVER"
+
+
+@BOTH
+async def test_a_stop_reason_that_is_no_word_is_a_typed_error(settings: Settings) -> None:
+    word: Any = ["end_turn"]
+    answer = streamed(*HELLO, *end(word)) if settings.stream else whole(message(text("Hello"), word=word))
+    assert (await Server(answer).failure(settings=settings)).code == "MODEL_SERVER"
 
 
 async def test_a_block_that_is_none_is_a_typed_error() -> None:

@@ -624,6 +624,111 @@ async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer
     assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"content": {"x": 1}},
+        {"refusal": ["no"]},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": 5, "arguments": "{}"}}]},
+    ],
+)
+@BOTH
+async def test_a_field_of_another_type_is_a_typed_error(broken: Json, settings: Settings) -> None:
+    answer = streamed(chunk(broken), chunk(finish="stop")) if settings.stream else whole(completion(broken))
+    failure = await Server(answer).failure(settings=settings)
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", "the server's reply could not be read")
+
+
+@pytest.mark.parametrize("word", [5, {"x": 1}, ["stop"]])
+@BOTH
+async def test_a_finish_reason_that_is_no_word_is_a_typed_error(word: Any, settings: Settings) -> None:
+    answer = streamed(*HELLO, chunk(finish=word)) if settings.stream else whole(completion({"content": "Hello"}, word))
+    assert (await Server(answer).failure(settings=settings)).code == "MODEL_SERVER"
+
+
+@pytest.mark.parametrize("index", ["0", {"x": 1}, 0.5])
+async def test_an_index_that_is_no_number_says_nothing(index: object) -> None:
+    other = {"index": index, "id": "b", "function": {"name": "sub", "arguments": "{}"}}
+    first = {"index": 0, "id": "a", "function": FUNCTION}
+    events = await Server(
+        streamed(chunk({"tool_calls": [first]}), chunk({"tool_calls": [other]}), chunk(finish="tool_calls"))
+    ).ask()
+    assert joined(events)[:2] == [CALL, WholeCall(name="sub", arguments="{}", provider_id="b")]
+
+
+async def test_of_several_choices_only_the_first_is_read() -> None:
+    def both(delta: Json, finish: str | None = None) -> Json:
+        one = chunk(delta, finish)
+        other = {"index": 1, "delta": {"content": "Other"}, "finish_reason": "length"}
+        return {**one, "choices": [*one["choices"], other]}
+
+    def second(delta: Json, finish: str | None = None) -> Json:
+        made = chunk(delta, finish)
+        made["choices"][0]["index"] = 1
+        return made
+
+    message = completion({"content": "Hello"})
+    message["choices"].append({"index": 1, "message": {"content": "Other"}, "finish_reason": "length"})
+    answer = streamed(
+        chunk({"content": "Hel"}),
+        second({"content": "Oth"}),
+        both({"content": "lo"}),
+        chunk(finish="stop"),
+        second({}, "length"),
+    )
+    one, other = await Server(answer).ask(), await Server(whole(message)).ask(settings=WHOLE)
+    assert joined(one) == joined(other) == [TextChunk(text="Hello"), Finish(reason="stop", provider_reason="stop")]
+
+
+@pytest.mark.parametrize("word", ["error", "abort", "insufficient_system_resource"])
+@BOTH
+async def test_a_reply_that_the_server_broke_off_is_no_answer(word: str, settings: Settings) -> None:
+    said = {"content": "Hel", "tool_calls": [{"index": 0, "id": "a", "function": FUNCTION}]}
+    answer = streamed(chunk(said), chunk(finish=word)) if settings.stream else whole(completion(said, word))
+    failure = await Server(answer).failure(settings=settings)
+    assert (failure.code, str(failure)) == ("MODEL_CUT", f"the server broke the reply off ({word})")
+
+
+@BOTH
+async def test_a_reply_that_was_cut_by_another_word_is_cut(settings: Settings) -> None:
+    said = {"content": "", "tool_calls": [{"index": 0, "id": "a", "function": FUNCTION}]}
+    answer = streamed(chunk(said), chunk(finish="model_length"))
+    if not settings.stream:
+        answer = whole(completion(said, "model_length"))
+    assert (await Server(answer).ask(settings=settings))[-1] == Finish(reason="length", provider_reason="model_length")
+
+
+@BOTH
+async def test_a_call_of_a_kind_that_nobody_here_answers_is_an_error(settings: Settings) -> None:
+    custom = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    said = {"content": "Hm", "tool_calls": [custom]}
+    answer = streamed(chunk(said), chunk(finish="tool_calls"))
+    if not settings.stream:
+        answer = whole(completion(said, "tool_calls"))
+    failure = await Server(answer).failure(settings=settings)
+    assert failure.code == "MODEL_REQUEST"
+    assert "custom" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
+        ({"message": "slow down", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
+        ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+        ({"message": "pay", "type": "insufficient_quota"}, "MODEL_QUOTA"),
+        ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
+        ("it broke", "MODEL_SERVER"),
+    ],
+)
+@pytest.mark.parametrize("said", [{}, completion({"content": "Hel"})], ids=["alone", "beside a reply"])
+async def test_an_error_in_place_of_a_whole_reply_is_typed_as_in_a_stream(error: object, code: str, said: Json) -> None:
+    failure = await Server(whole({**said, "error": error})).failure(settings=WHOLE)
+    assert failure.code == code
+    assert str(failure).startswith("the server reported an error")
+    assert KEY not in str(failure)
+
+
 async def test_any_other_error_of_the_sdk_is_named_by_its_type() -> None:
     failure = await Server(raises(openai.OpenAIError(KEY))).failure()
     assert (failure.code, str(failure)) == ("MODEL_REQUEST", "the SDK refused the call (OpenAIError)")

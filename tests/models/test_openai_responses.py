@@ -704,6 +704,68 @@ async def test_a_reply_that_failed_is_a_typed_error(error: Json, code: str, tail
     assert (failure.code, str(failure)) == (code, f"the server reported an error{tail}")
 
 
+@BOTH
+async def test_an_error_beside_a_reply_without_a_status_is_told(settings: Settings) -> None:
+    last = response(status=None, error={"code": "rate_limit_exceeded", "message": "slow down"})
+    answer = streamed({"type": "response.completed", "response": last}) if settings.stream else whole(last)
+    failure = await Server(answer).failure(settings=settings)
+    assert (failure.code, str(failure)) == ("MODEL_RATE_LIMIT", "the server reported an error (rate_limit_exceeded)")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"],
+)
+@BOTH
+async def test_a_call_of_a_kind_that_nobody_here_answers_is_an_error(kind: str, settings: Settings) -> None:
+    item = {"type": kind, "id": "c", "call_id": "a", "name": "shell", "input": "ls", "arguments": "{}"}
+    answer = streamed(*events(text("Hm"), item)) if settings.stream else whole(response(text("Hm"), item))
+    failure = await Server(answer).failure(settings=settings)
+    assert failure.code == "MODEL_REQUEST"
+    assert kind in str(failure)
+
+
+async def test_a_reply_whose_call_never_comes_whole_is_no_answer() -> None:
+    given = [event for event in events(call()) if event["type"] != "response.output_item.done"]
+    given[-1]["response"] = response()
+    assert (await Server(streamed(*given)).failure()).code == "MODEL_SERVER"
+
+
+async def test_a_call_that_the_limit_has_cut_need_not_come_whole() -> None:
+    given = [event for event in events(call(), **CUT) if event["type"] != "response.output_item.done"]
+    given[-1]["response"] = response(**CUT)
+    assert (await Server(streamed(*given)).ask())[-1] == Finish(reason="length", provider_reason="max_output_tokens")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [call(name=5), call(name=None), text(content=[{"type": "output_text", "text": 5}])],  # type: ignore[arg-type]
+)
+@BOTH
+async def test_a_field_of_another_type_is_a_typed_error(broken: Json, settings: Settings) -> None:
+    done = {"type": "response.output_item.done", "output_index": 0, "item": broken}
+    end = {"type": "response.completed", "response": response(broken)}
+    answer = streamed(done, end) if settings.stream else whole(end["response"])
+    with pytest.raises(ModelError):
+        kept(await Server(answer).ask(settings=settings))
+
+
+@BOTH
+async def test_a_reason_that_is_no_word_is_a_typed_error(settings: Settings) -> None:
+    more: Json = {"status": "incomplete", "incomplete_details": {"reason": ["odd"]}}
+    answer = streamed(*events(text("Hel"), **more)) if settings.stream else whole(response(text("Hel"), **more))
+    assert (await Server(answer).failure(settings=settings)).code == "MODEL_SERVER"
+
+
+@pytest.mark.parametrize("index", ["0", {"x": 1}, 0.5])
+async def test_an_index_that_is_no_number_says_nothing(index: object) -> None:
+    given = [{**event, "output_index": index} if "output_index" in event else event for event in events(call())]
+    assert joined(await Server(streamed(*given)).ask()) == [
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
+        Finish(reason="tool_calls", provider_reason="completed"),
+    ]
+
+
 async def test_a_failure_without_a_reason_is_a_typed_error() -> None:
     last = {"type": "response.failed", "response": response(status="failed", error=None)}
     assert (await Server(streamed(last)).failure()).code == "MODEL_SERVER"

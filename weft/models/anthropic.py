@@ -120,14 +120,14 @@ class AnthropicMessages:
                 async with await client.messages.create(**body, stream=True) as events:
                     check_page(events.response.headers, asked)
                     async for event in events:
-                        for told_event in events_of(reply.take_event, event):
+                        for told_event in events_of(reply.take_event(event)):
                             yield told_event
             else:
                 # with a timeout of its own the SDK does not refuse a long reply that is not streamed
                 message = await client.messages.create(**body, timeout=client.timeout)
-                for told_event in events_of(reply.take_whole, message):
+                for told_event in events_of(reply.take_whole(message)):
                     yield told_event
-        for told_event in reply.end():
+        for told_event in events_of(reply.end()):
             yield told_event
 
     async def _client(self) -> AsyncAnthropic:
@@ -184,7 +184,7 @@ class _Block:
     def begin(self) -> Iterator[ModelEvent]:
         """What the start says already."""
         match self.said:
-            case {"type": "text", "text": str(text)} if text:
+            case {"type": "text", "text": text} if text:
                 yield TextChunk(text=text)
             case {"type": "thinking", "thinking": str(text)} if text:
                 yield ReasoningChunk(text=text)
@@ -325,7 +325,7 @@ class _Reply:
             "thought": getattr(details, "thinking_tokens", None),
         }
         for name, count in counts.items():
-            if isinstance(count, int):
+            if isinstance(count, int) and 0 < count < 2**63:
                 self._spent[name] = max(count, self._spent.get(name, 0))
 
 
