@@ -747,7 +747,6 @@ async def test_a_block_that_the_server_does_not_end_is_kept() -> None:
 async def test_events_that_nobody_knows_are_passed_over() -> None:
     odd = (
         {"type": "dream", "message": message(usage=SPENT)},
-        {**begin(0, CALL_A), "index": [0]},
         delta(0, "dream_delta", text="x"),
         delta(0, "citations_delta", citation={}),
     )
@@ -1040,6 +1039,26 @@ async def test_a_field_of_another_type_is_a_typed_error(block: Json, settings: S
 async def test_a_delta_that_is_no_text_is_a_typed_error() -> None:
     odd = delta(0, "text_delta", text={"x": 1})
     assert (await Server(streamed(*HELLO[:2], odd, *end())).failure()).code == "MODEL_SERVER"
+
+
+async def test_a_reply_is_no_answer_without_the_arguments_that_the_server_wrote_in_another_way() -> None:
+    begun = begin(0, {**CALL_A, "input": {}})
+    odd = delta(0, "input_json_delta", partial_json={"x": 1})
+    assert (await Server(streamed(start(), begun, odd, stop(0), *end("tool_use"))).failure()).code == "MODEL_SERVER"
+
+
+async def test_a_stream_whose_blocks_have_no_index_is_the_same_reply() -> None:
+    events = [*pieces(0, THOUGHT), *pieces(0, text("Hello")), *pieces(0, CALL_A)]
+    for event in events:
+        del event["index"]
+    one = await Server(streamed(start(), *events, *end("tool_use"))).ask()
+    other = await Server(whole(message(THOUGHT, text("Hello"), CALL_A, word="tool_use"))).ask(settings=WHOLE)
+    assert joined(one) == joined(other)
+
+
+async def test_a_block_without_a_place_is_a_typed_error() -> None:
+    failure = await Server(streamed(*HELLO[:2], {**begin(0, CALL_A), "index": [0]}, *end())).failure()
+    assert failure.code == "MODEL_SERVER"
 
 
 @BOTH

@@ -245,11 +245,11 @@ class _Reply:
     def take_event(self, event: object) -> Iterator[ModelEvent]:
         """The events of one of the stream's."""
         match event:
-            case RawContentBlockDeltaEvent(type="content_block_delta", index=int(index), delta=delta):
+            case RawContentBlockDeltaEvent(type="content_block_delta", index=index, delta=delta):
                 yield from self._take_delta(index, delta)
-            case RawContentBlockStartEvent(type="content_block_start", index=int(index), content_block=block):
+            case RawContentBlockStartEvent(type="content_block_start", index=index, content_block=block):
                 yield from self._begin(index, block)
-            case RawContentBlockStopEvent(type="content_block_stop", index=int(index)):
+            case RawContentBlockStopEvent(type="content_block_stop", index=index):
                 yield from self._end(index)
             case RawMessageStartEvent(type="message_start", message=AnthropicMessage(usage=usage)):
                 self._take_usage(usage)
@@ -302,11 +302,11 @@ class _Reply:
         if block is None:
             raise unreadable()
         match delta:
-            case InputJSONDelta(partial_json=str(text)) if text:
+            case InputJSONDelta(partial_json=text) if text:
                 block.pieces.append(text)
                 if block.kind == "tool_use":
                     yield ToolCallChunk(index=block.call, arguments=text)
-            case ThinkingDelta(thinking=str(text)) if text:
+            case ThinkingDelta(thinking=text) if text:
                 block.pieces.append(text)
                 yield ReasoningChunk(text=text)
             case SignatureDelta(signature=str(signature)):

@@ -395,7 +395,7 @@ class _Reply:
         if word is not None and status not in _ENDS:
             status = word
         error = response.error
-        if error is not None and (error.code or error.message):
+        if error is not None and (error.message or error.code):
             raise failed(error.message, error.code)
         if status == "failed":
             raise failed(None)
