@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import httpx2
 
 from weft.model import ModelError
-from weft.models._errors import Asked, connection_failed, not_made, timed_out, unreadable
+from weft.models._errors import Asked, connection_failed, not_made, not_set_up, timed_out, unreadable
 
 __all__ = ["Clients", "check_allowed", "other_errors"]
 
@@ -67,7 +67,11 @@ class Clients(Generic[C]):
         return Asked(netloc.decode("ascii") or "the server, whose URL names no host,", self.key, model)
 
     async def here(self) -> C:
-        """The client of the running loop. Raises whatever making one raises."""
+        """The client of the running loop. Raises whatever making one raises.
+
+        Raises:
+            ModelError: No client can be made of what the environment says.
+        """
         if self._given is not None:
             return self._given
         loop = asyncio.get_running_loop()
@@ -76,7 +80,10 @@ class Clients(Generic[C]):
                 if other.is_closed():
                     self._owned.pop(other, None)  # another thread may do so as well
             owner = _owner(self._make)
-            self._owned[loop] = (await anext(owner), owner)
+            try:
+                self._owned[loop] = (await anext(owner), owner)
+            except (httpx2.InvalidURL, OSError, ValueError) as error:
+                raise not_set_up(error) from error
         return self._owned[loop][0]
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "events_of",
     "hint",
     "not_made",
+    "not_set_up",
     "retry_after",
     "status_code",
     "timed_out",
@@ -122,6 +123,14 @@ def not_made(error: BaseException, asked: Asked) -> ModelError:
     """No request could be made of what was given: an address without a scheme, a key that no header can hold."""
     text = f"no request could be made ({type(error).__name__}): check the base URL, {asked.key}, and Settings(extra=…)"
     return ModelError(text, code="MODEL_REQUEST")
+
+
+def not_set_up(error: Exception) -> ModelError:
+    """No client could be made of what the environment says: an address, a proxy, a certificate."""
+    what = f"no client could be made ({type(error).__name__})"
+    return ModelError(
+        f"{what}: check the base URL, and the proxies and certificates that are set", code="MODEL_REQUEST"
+    )
 
 
 def check_page(headers: Mapping[str, str], asked: Asked) -> None:
