@@ -1,15 +1,24 @@
 """What each adapter promises, whatever its server sends."""
 
+import asyncio
+import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.models import test_anthropic, test_openai, test_openai_responses
-from tests.models.served import BOTH, Answer, Cut, sse
-from weft.model import ModelError, ModelEvent, Settings
+from tests.models import test_anthropic, test_openai
+from tests.models import test_openai_responses as responses
+from tests.models.served import BOTH, KEY, WHOLE, Answer, Cut, sse
+from weft._reply import Reply
+from weft.messages import message_adapter
+from weft.model import ModelError, ModelEvent, ModelInfo, Settings
+from weft.testing import CountingIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +43,8 @@ class Adapter:
 ADAPTERS = {
     "chat": Adapter(server=test_openai.Server, hello=sse(*test_openai.HELLO), line=b"data: "),
     "responses": Adapter(
-        server=test_openai_responses.Server,
-        hello=sse(*test_openai_responses.events(test_openai_responses.text("Hello"))[:-1]),
+        server=responses.Server,
+        hello=sse(*responses.events(responses.text("Hello"))[:-1]),
         line=b"data: ",
     ),
     "anthropic": Adapter(
@@ -44,6 +53,20 @@ ADAPTERS = {
         line=b"event: content_block_delta\ndata: ",
     ),
 }
+ITEMS = (
+    responses.thought("A", "B"),
+    responses.text("Hello", "there"),
+    responses.refusal("No."),
+    responses.call(),
+    responses.SEARCH,
+)
+BLOCKS = (
+    test_anthropic.THOUGHT,
+    test_anthropic.text("Hello"),
+    test_anthropic.CALL_A,
+    test_anthropic.HIDDEN,
+    test_anthropic.CALL_B,
+)
 EACH = pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
 
 
@@ -89,6 +112,38 @@ async def test_a_refusal_that_breaks_off_is_a_typed_error(
     assert failure.code in codes
 
 
+WAITS = [
+    ({}, None),
+    ({"retry-after": "7"}, 7.0),
+    ({"retry-after": "0"}, 0.0),
+    ({"retry-after": "-7"}, None),
+    ({"retry-after": "nan"}, None),
+    ({"retry-after": "1e999"}, None),
+    ({"retry-after": "soon"}, None),
+    ({"retry-after": "99999999"}, 99999999.0),
+    ({"retry-after-ms": "1500", "retry-after": "7"}, 1.5),
+    ({"retry-after-ms": "-1", "retry-after": "7"}, 7.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT"}, None),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT", "date": "now"}, None),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:28:30 -0000", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 09:28:30 +0200", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 30.0),
+    ({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT", "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+    ({"retry-after": "Fri, 31 Dec 99999999999999 23:59:59 GMT"}, None),
+    ({"retry-after": "Wed, 01 Jan 2025 00:00:00 +99999999999999"}, None),
+]
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize(("headers", "wait"), WAITS)
+async def test_how_long_the_server_asks_to_wait_is_told(
+    adapter: Adapter, settings: Settings, headers: dict[str, str], wait: float | None
+) -> None:
+    failure = await adapter.failure(lambda: httpx2.Response(429, headers=headers, json={}), settings)
+    assert (failure.code, failure.retry_after) == ("MODEL_RATE_LIMIT", wait)
+
+
 ROUND: list[object] = []
 ROUND.append(ROUND)
 
@@ -102,3 +157,99 @@ async def test_extra_fields_that_cannot_be_written_are_named_before_the_request(
     failure = await server.failure(settings=Settings(extra={"seed": value}))
     assert (failure.code, "Settings(extra=…)" in str(failure)) == ("MODEL_REQUEST", True)
     assert server.bodies == []
+
+
+# -- whatever it sends
+
+REPLIES: dict[str, tuple[Adapter, Settings, Any]] = {
+    "chat, streamed": (
+        ADAPTERS["chat"],
+        Settings(),
+        [
+            *(test_openai.chunk({"reasoning": "Hm."}), *test_openai.HELLO, test_openai.chunk({"refusal": "No."})),
+            test_openai.chunk({"tool_calls": [{"index": 0, "id": "a", "function": test_openai.FUNCTION}]}),
+            test_openai.chunk({"tool_calls": [{"index": 1, "id": "b", "function": test_openai.FUNCTION}]}),
+            test_openai.chunk(finish="tool_calls", usage=test_openai.SPENT),
+        ],
+    ),
+    "chat, whole": (
+        ADAPTERS["chat"],
+        WHOLE,
+        test_openai.completion(
+            {"reasoning": "Hm.", "content": "Hello", "tool_calls": [{"id": "a", "function": test_openai.FUNCTION}]},
+            usage=test_openai.SPENT,
+        ),
+    ),
+    "responses, streamed": (ADAPTERS["responses"], Settings(), responses.events(*ITEMS, usage=responses.SPENT)),
+    "responses, whole": (ADAPTERS["responses"], WHOLE, responses.response(*ITEMS, usage=responses.SPENT)),
+    "anthropic, streamed": (
+        ADAPTERS["anthropic"],
+        Settings(),
+        [
+            test_anthropic.start(test_anthropic.SPENT),
+            *(event for place, block in enumerate(BLOCKS) for event in test_anthropic.pieces(place, block)),
+            *test_anthropic.end("tool_use", test_anthropic.SPENT),
+        ],
+    ),
+    "anthropic, whole": (
+        ADAPTERS["anthropic"],
+        WHOLE,
+        test_anthropic.message(*BLOCKS, word="tool_use", usage=test_anthropic.SPENT),
+    ),
+}
+ODD = (None, "", KEY, "\ud800", 0, -1, 1.5, 10**30, True, [], {}, [None], {"type": "x"}, [KEY], float("inf"))
+
+
+def spots(value: Any) -> list[tuple[Any, Any]]:
+    """Every place in a JSON value: what holds it, and under which key."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [spot for key in keys for spot in ((value, key), *spots(value[key]))]
+
+
+def spoilt(data: st.DataObject, reply: Any) -> Any:
+    """The reply with something left out, said twice, or of another type, at one place or at two."""
+    reply = deepcopy(reply)
+    for _ in range(data.draw(st.integers(1, 2))):
+        holder, key = data.draw(st.sampled_from(spots(reply)))
+        how = data.draw(st.sampled_from(["gone", "twice", "odd"]))
+        if how == "gone":
+            del holder[key]
+        elif how == "twice" and isinstance(holder, list):
+            holder.insert(key, deepcopy(holder[key]))
+        else:
+            holder[key] = deepcopy(data.draw(st.sampled_from(ODD)))
+    return reply
+
+
+def framed(adapter: Adapter, settings: Settings, reply: Any) -> Answer:
+    if not settings.stream:
+        return lambda: httpx2.Response(
+            200, headers={"content-type": "application/json"}, content=json.dumps(reply).encode()
+        )
+    return lambda: httpx2.Response(
+        200,
+        headers={"content-type": "text/event-stream"},
+        content=b"".join(adapter.line + json.dumps(event).encode() + b"\n\n" for event in reply),
+    )
+
+
+@pytest.mark.parametrize("name", REPLIES)
+@given(st.data())
+@settings(max_examples=40)
+def test_whatever_a_server_sends_is_a_message_that_can_be_stored_or_a_typed_error(
+    name: str, data: st.DataObject
+) -> None:
+    adapter, how, reply = REPLIES[name]
+    answer = framed(adapter, how, spoilt(data, reply))
+    assembled = Reply("run", CountingIds(), None)
+    try:
+        for event in asyncio.run(adapter.ask(answer, how)):
+            assembled.take(event)
+        message, finish = assembled.whole(ModelInfo(provider="p", model="m"))
+    except ModelError as error:
+        failure = error
+    else:
+        assert finish.provider_reason
+        assert message_adapter().validate_json(message_adapter().dump_json(message)) == message
+        return
+    assert KEY not in f"{failure}{failure!r}"

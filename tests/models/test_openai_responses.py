@@ -222,6 +222,13 @@ async def test_reasoning_that_the_server_could_not_use_is_left_out(part: Reasoni
     assert body["input"] == [said("Hello"), {"role": "user", "content": "Hi"}]
 
 
+@pytest.mark.parametrize("block", ["{no json", "[1]", "{}", '{"type": "reasoning", "encrypted_content": "\\ud800"}'])
+async def test_a_block_that_cannot_be_sent_stays_here(block: str) -> None:
+    part = Reasoning(text="Hm.", block=block, provider="openai-responses", model="gpt-5")
+    body = await sent(Message(role="assistant", parts=(part, Text(text="Hello"))), Message.user("Hi"))
+    assert body["input"] == [said("Hello"), {"role": "user", "content": "Hi"}]
+
+
 async def test_reasoning_that_nothing_follows_is_left_out() -> None:
     body = await sent(
         Message(role="assistant", parts=(own(thought()),)),
@@ -729,6 +736,15 @@ async def test_a_reply_whose_call_never_comes_whole_is_no_answer() -> None:
     given = [event for event in events(call()) if event["type"] != "response.output_item.done"]
     given[-1]["response"] = response()
     assert (await Server(streamed(*given)).failure()).code == "MODEL_SERVER"
+
+
+async def test_a_call_that_its_last_event_alone_completes_may_have_been_written_elsewhere() -> None:
+    given = [event for event in events(call()) if event["type"] != "response.output_item.done"]
+    given = [{**event, "output_index": 7} if "output_index" in event else event for event in given]
+    assert joined(await Server(streamed(*given)).ask()) == [
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
+        Finish(reason="tool_calls", provider_reason="completed"),
+    ]
 
 
 async def test_a_call_that_the_limit_has_cut_need_not_come_whole() -> None:

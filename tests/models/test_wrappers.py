@@ -121,6 +121,12 @@ def most() -> float:
     return 1.0
 
 
+def test_the_codes_that_are_acted_on_unless_told() -> None:
+    passing = {"MODEL_CONNECTION", "MODEL_CUT", "MODEL_RATE_LIMIT", "MODEL_SERVER", "MODEL_TIMEOUT"}
+    assert passing == TRANSIENT
+    assert passing | {"MODEL_QUOTA"} == FALLBACK
+
+
 # -- retry
 
 
@@ -586,6 +592,17 @@ async def test_the_next_model_is_asked_where_one_is_silent() -> None:
     await clock.advance(60.0)
     assert (await run)[-1] == replace(STOP, by=other.info())
     assert silent.open == 0
+
+
+async def test_the_pauses_of_a_wrapper_inside_do_not_count() -> None:
+    clock = ManualClock()
+    pausing = retry(Strict("a", [error()], [HELLO, STOP]), first=100.0, longest=100.0, jitter=most, clock=clock)
+    run = asked(fallback(pausing, clock=clock))
+    await settle()
+    await clock.advance(99.0)
+    assert not run.done()
+    await clock.advance(1.0)
+    assert await run == [HELLO, STOP]
 
 
 async def test_a_model_that_falls_silent_in_its_reply_fails_for_good() -> None:

@@ -60,7 +60,7 @@ from weft.models._openai_sdk import (
 )
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
-from weft.models._wire import arguments_of, data_url, is_own, name_of
+from weft.models._wire import arguments_of, data_url, is_own, name_of, object_of
 
 __all__ = ["OpenAIResponses"]
 
@@ -260,10 +260,12 @@ def _call(call: ToolCall) -> Json:
 def _carried(block: str) -> Iterator[Json]:
     """The server's own item, but for fields that are null, which it does not take back.
 
-    Reasoning that holds nothing is left out: the server would look for it in its store, where nothing is.
+    Reasoning that holds nothing is left out: the server would look for it in its store, where nothing is. So is what
+    is no item, or cannot be sent.
     """
-    item: Json = json.loads(block)
-    if item["type"] != "reasoning" or item.get("encrypted_content") or item.get("content"):
+    item = object_of(block) or {}
+    kept = item.get("type") in _CARRIED
+    if kept and (item["type"] != "reasoning" or item.get("encrypted_content") or item.get("content")):
         yield {name: value for name, value in item.items() if value is not None}
 
 
