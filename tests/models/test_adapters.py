@@ -2,22 +2,42 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import test_anthropic, test_openai
 from tests.models import test_openai_responses as responses
-from tests.models.served import BOTH, KEY, WHOLE, Answer, Cut, sse
+from tests.models.served import (
+    BOTH,
+    KEY,
+    REFUSED_KEY,
+    WHOLE,
+    Answer,
+    Cut,
+    Json,
+    asked,
+    joined,
+    raises,
+    refused,
+    sse,
+    whole,
+)
 from weft._reply import Reply
-from weft.messages import message_adapter
-from weft.model import ModelError, ModelEvent, ModelInfo, Settings, WholeCall
+from weft.messages import Message, message_adapter
+from weft.model import ModelError, ModelEvent, ModelInfo, Settings, TextChunk, WholeCall
+from weft.models._errors import UNREADABLE
 from weft.testing import CountingIds
 
 
@@ -27,9 +47,17 @@ class Adapter:
 
     server: Callable[..., Any]
     hello: bytes
-    """The beginning of a streamed reply."""
-    line: bytes
+    """A streamed reply, but for its end."""
+    end: bytes
+    whole: Json
+    """The same reply, whole."""
+    sdk_error: Exception
+    line: bytes = b"data: "
     """What stands before the data of a streamed event."""
+
+    def answer(self, settings: Settings) -> Answer:
+        """A good one."""
+        return streaming(self.hello + self.end) if settings.stream else whole(self.whole)
 
     async def ask(self, answer: Answer, settings: Settings) -> list[ModelEvent]:
         events: list[ModelEvent] = await self.server(answer).ask(settings=settings)
@@ -40,16 +68,37 @@ class Adapter:
         return failure
 
 
+def streaming(content: bytes) -> Answer:
+    return lambda: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+
+async def gather(events: AsyncIterator[ModelEvent], seen: list[ModelEvent]) -> None:
+    async for event in events:
+        seen.append(event)
+
+
+RESPONSES = responses.events(responses.text("Hello"))
 ADAPTERS = {
-    "chat": Adapter(server=test_openai.Server, hello=sse(*test_openai.HELLO), line=b"data: "),
+    "chat": Adapter(
+        server=test_openai.Server,
+        hello=sse(*test_openai.HELLO),
+        end=sse(test_openai.chunk(finish="stop"), "[DONE]"),
+        whole=test_openai.completion({"content": "Hello"}),
+        sdk_error=openai.OpenAIError(KEY),
+    ),
     "responses": Adapter(
         server=responses.Server,
-        hello=sse(*responses.events(responses.text("Hello"))[:-1]),
-        line=b"data: ",
+        hello=sse(*RESPONSES[:-1]),
+        end=sse(RESPONSES[-1]),
+        whole=responses.response(responses.text("Hello")),
+        sdk_error=openai.OpenAIError(KEY),
     ),
     "anthropic": Adapter(
         server=test_anthropic.Server,
         hello=test_anthropic.sse(*test_anthropic.HELLO),
+        end=test_anthropic.sse(*test_anthropic.end()),
+        whole=test_anthropic.message(test_anthropic.text("Hello"), word="end_turn"),
+        sdk_error=anthropic.AnthropicError(KEY),
         line=b"event: content_block_delta\ndata: ",
     ),
 }
@@ -70,6 +119,73 @@ BLOCKS = (
 EACH = pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
 
 
+# -- how it fails
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT", "model.test did not answer in time"),
+        (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION", "the connection to model.test failed"),
+    ],
+)
+async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
+    adapter: Adapter, settings: Settings, error: Exception, code: str, text: str
+) -> None:
+    failure = await adapter.failure(raises(error), settings)
+    assert (failure.code, str(failure)) == (code, text)
+    assert type(failure.__cause__).__module__.partition(".")[0] in ("openai", "anthropic")
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"), (httpx2.RemoteProtocolError("gone"), "MODEL_CONNECTION")],
+)
+async def test_a_connection_that_breaks_in_a_stream_is_a_typed_error(
+    adapter: Adapter, error: Exception, code: str
+) -> None:
+    body = Cut(adapter.hello, error=error)
+    seen: list[ModelEvent] = []
+    with pytest.raises(ModelError) as caught:
+        await gather(adapter.server(lambda: httpx2.Response(200, stream=body)).model.stream(asked()), seen)
+    assert joined(seen) == [TextChunk(text="Hello")]
+    assert caught.value.code == code
+    assert error in (caught.value.__cause__, getattr(caught.value.__cause__, "__cause__", None))
+    assert body.closed
+
+
+@EACH
+@BOTH
+async def test_a_key_that_the_server_repeats_is_not_in_the_error(adapter: Adapter, settings: Settings) -> None:
+    odd = f"invalid_{KEY}"
+    error = {"message": f"no such key: {KEY}", "type": KEY, "code": odd, "details": {"error_code": odd}}
+    server = adapter.server(refused(401, error, {"x-key": KEY}))
+    failure = await server.failure(Message.user(KEY), settings=settings)
+    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
+
+
+@EACH
+@BOTH
+async def test_any_other_error_of_the_sdk_is_named_by_its_type(adapter: Adapter, settings: Settings) -> None:
+    failure = await adapter.failure(raises(adapter.sdk_error), settings)
+    name = type(adapter.sdk_error).__name__
+    assert (failure.code, str(failure)) == ("MODEL_REQUEST", f"the SDK refused the call ({name})")
+    assert failure.__cause__ is adapter.sdk_error
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize("kind", ["text/html", "Text/HTML; charset=utf-8"])
+async def test_a_web_page_is_no_answer(adapter: Adapter, settings: Settings, kind: str) -> None:
+    page = httpx2.Response(200, headers={"content-type": kind}, content=b"<p>Log in</p>")
+    failure = await adapter.failure(lambda: page, settings)
+    text = "model.test answered with a web page: check the base URL" if settings.stream else UNREADABLE
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
+
+
 @EACH
 @BOTH
 @pytest.mark.parametrize(
@@ -83,7 +199,7 @@ async def test_what_cannot_be_read_is_a_typed_error(adapter: Adapter, settings: 
     failure = await adapter.failure(
         lambda: httpx2.Response(200, headers={"content-type": kind}, content=content), settings
     )
-    assert (failure.code, str(failure)) == ("MODEL_SERVER", "the server's reply could not be read")
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", UNREADABLE)
     assert failure.__cause__ is not None
 
 
@@ -157,6 +273,54 @@ async def test_extra_fields_that_cannot_be_written_are_named_before_the_request(
     failure = await server.failure(settings=Settings(extra={"seed": value}))
     assert (failure.code, "Settings(extra=…)" in str(failure)) == ("MODEL_REQUEST", True)
     assert server.bodies == []
+
+
+@EACH
+@BOTH
+async def test_the_sdk_retries(adapter: Adapter, settings: Settings) -> None:
+    again = refused(500, {"type": "server_error"}, {"retry-after-ms": "1"})
+    server = adapter.server(again, adapter.answer(settings), retries=2)
+    assert joined(await server.ask(settings=settings))[0] == TextChunk(text="Hello")
+    assert len(server.bodies) == 2
+
+
+@EACH
+@BOTH
+async def test_deny_refuses_before_any_request(
+    adapter: Adapter, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_MODEL_REQUESTS", "deny")
+    server = adapter.server()
+    failure = await server.failure(settings=settings)
+    assert failure.code == "MODEL_DENIED"
+    assert "WEFT_MODEL_REQUESTS" in str(failure)
+    assert server.bodies == []
+
+
+# -- its client, and its SDK
+
+
+@EACH
+@BOTH
+async def test_a_client_handed_in_is_never_closed(adapter: Adapter, settings: Settings) -> None:
+    server = adapter.server(adapter.answer(settings))
+    await server.ask(settings=settings)
+    assert not server.client.is_closed()
+
+
+@EACH
+async def test_a_stream_left_early_is_closed(adapter: Adapter) -> None:
+    body = Cut(adapter.hello, adapter.end)
+    server = adapter.server(lambda: httpx2.Response(200, stream=body))
+    async with aclosing(server.model.stream(asked())) as events:
+        assert isinstance(await anext(events), TextChunk)
+        assert not body.closed
+    assert body.closed
+
+
+def test_importing_weft_does_not_load_an_sdk() -> None:
+    program = "import sys, weft; sys.exit(bool({'openai', 'anthropic', 'httpx2'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 # -- whatever it sends

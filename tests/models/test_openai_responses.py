@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import aclosing
 from copy import deepcopy
 from typing import Any
 
@@ -16,18 +15,13 @@ from tests.models import served
 from tests.models.served import (
     ADD,
     BOTH,
-    BROKEN,
     KEY,
-    REFUSED_KEY,
     WHOLE,
     Answer,
-    Cut,
     Json,
     asked,
     joined,
-    raises,
     refused,
-    sse,
     streamed,
     whole,
 )
@@ -815,46 +809,6 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
     assert isinstance(failure.__cause__, openai.APIStatusError)
 
 
-@BOTH
-async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
-    error = {"message": f"Incorrect API key provided: {KEY}", "type": KEY, "code": f"invalid_{KEY}"}
-    failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
-    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "text"),
-    BROKEN,
-)
-@BOTH
-async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
-    error: Exception, code: str, text: str, settings: Settings
-) -> None:
-    failure = await Server(raises(error)).failure(settings=settings)
-    assert (failure.code, str(failure)) == (code, text)
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"), (httpx2.RemoteProtocolError("gone"), "MODEL_CONNECTION")],
-)
-async def test_a_connection_that_breaks_in_a_stream_is_a_typed_error(error: Exception, code: str) -> None:
-    body = Cut(sse(*events(text("Hi"))[:3]), error=error)
-    server = Server(lambda: httpx2.Response(200, stream=body))
-    given = server.model.stream(asked())
-    assert await anext(given) == TextChunk(text="H")
-    with pytest.raises(ModelError) as caught:
-        await anext(given)
-    assert caught.value.code == code
-    assert body.closed
-
-
-@pytest.mark.parametrize("line", [b"data: {no json\n\n", b"data: \xff\n\n"])
-async def test_an_event_that_cannot_be_read_is_a_typed_error(line: bytes) -> None:
-    server = Server(lambda: httpx2.Response(200, content=sse(*events(text("Hello"))[:-1]) + line))
-    assert (await server.failure()).code == "MODEL_SERVER"
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -868,25 +822,7 @@ async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer
     assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
 
 
-@BOTH
-async def test_the_sdk_retries(settings: Settings) -> None:
-    again = refused(500, {"type": "server_error"}, {"retry-after-ms": "1"})
-    good = streamed(*events(text("Hello"))) if settings.stream else whole(response(text("Hello")))
-    server = Server(again, good, retries=2)
-    assert joined(await server.ask(settings=settings))[0] == TextChunk(text="Hello")
-    assert len(server.bodies) == 2
-
-
 # -- when it asks nothing
-
-
-@BOTH
-async def test_deny_refuses_before_any_request(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_MODEL_REQUESTS", "deny")
-    server = Server()
-    failure = await server.failure(settings=settings)
-    assert failure.code == "MODEL_DENIED"
-    assert server.bodies == []
 
 
 async def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -909,12 +845,6 @@ def test_it_says_who_answers() -> None:
     assert repr(model) == "OpenAIResponses('gpt-5')"
 
 
-async def test_a_client_handed_in_is_never_closed() -> None:
-    server = Server(streamed(*events(text("Hello"))))
-    await server.ask()
-    assert not server.client.is_closed()
-
-
 def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = OpenAIResponses("gpt-5")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -926,13 +856,3 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     assert second is not first
     assert first.is_closed()
     assert second.is_closed()
-
-
-async def test_a_stream_left_early_is_closed() -> None:
-    given = events(text("Hi"))
-    body = Cut(sse(*given[:3]), sse(*given[3:]))
-    server = Server(lambda: httpx2.Response(200, stream=body))
-    async with aclosing(server.model.stream(asked())) as stream:  # type: ignore[type-var]  # a generator
-        assert await anext(stream) == TextChunk(text="H")
-        assert not body.closed
-    assert body.closed
