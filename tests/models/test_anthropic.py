@@ -352,6 +352,8 @@ async def test_files_go_with_their_text() -> None:
     parts = (
         Text(text="Compare."),
         File(media_type="image/png", data=b"\x01\x02"),
+        File(media_type="image/gif", data=b"\x01\x02"),
+        File(media_type="image/webp", data=b"\x01\x02"),
         File(media_type="image/jpeg", url="https://pictures.test/a.jpg"),
         File(media_type="application/pdf", data=b"%PDF"),
         File(media_type="application/pdf", url="https://papers.test/a.pdf"),
@@ -361,6 +363,8 @@ async def test_files_go_with_their_text() -> None:
     assert body["messages"][0]["content"] == [
         text("Compare."),
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AQI="}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "AQI="}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/webp", "data": "AQI="}},
         {"type": "image", "source": {"type": "url", "url": "https://pictures.test/a.jpg"}},
         {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}},
         {"type": "document", "source": {"type": "url", "url": "https://papers.test/a.pdf"}},

@@ -770,10 +770,19 @@ async def test_a_reason_that_is_no_word_is_a_typed_error(settings: Settings) -> 
 @pytest.mark.parametrize("index", ["0", {"x": 1}, 0.5])
 async def test_an_index_that_is_no_number_says_nothing(index: object) -> None:
     given = [{**event, "output_index": index} if "output_index" in event else event for event in events(call())]
-    assert joined(await Server(streamed(*given)).ask()) == [
+    taken = await Server(streamed(*given)).ask()
+    assert {event.index for event in taken if isinstance(event, ToolCallChunk)} == {0}
+    assert joined(taken) == [
         WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
         Finish(reason="tool_calls", provider_reason="completed"),
     ]
+
+
+@pytest.mark.parametrize("status", [None, "in_progress"])
+async def test_a_last_event_that_does_not_repeat_the_status_ends_the_reply(status: str | None) -> None:
+    given = events(text("Hello"))
+    given[-1]["response"]["status"] = status
+    assert (await Server(streamed(*given)).ask())[-1] == Finish(reason="stop", provider_reason="completed")
 
 
 async def test_a_failure_without_a_reason_is_a_typed_error() -> None:

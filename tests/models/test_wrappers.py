@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_idle import timers
 from weft import Agent, Model, ModelError, ModelFailed, ModelInfo, ModelRequest, Reasoning, Settings, Usage, tool
 from weft._moves import Begin
 from weft.errors import WrongCall
@@ -592,6 +593,16 @@ async def test_the_next_model_is_asked_where_one_is_silent() -> None:
     await clock.advance(60.0)
     assert (await run)[-1] == replace(STOP, by=other.info())
     assert silent.open == 0
+
+
+@pytest.mark.parametrize("wrap", [retry, fallback])
+@pytest.mark.parametrize("replies", [[[HELLO, STOP]], [[HELLO, error("MODEL_AUTH")]]], ids=["answered", "failed"])
+async def test_no_timer_of_a_call_is_left_behind(
+    wrap: Callable[..., Model], replies: list[list[ModelEvent | Exception]]
+) -> None:
+    clock = ManualClock()
+    await asyncio.wait([asked(wrap(Strict("a", *replies), clock=clock))])
+    assert timers(clock) == 0
 
 
 async def test_the_pauses_of_a_wrapper_inside_do_not_count() -> None:
