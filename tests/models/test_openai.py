@@ -638,6 +638,15 @@ async def test_of_several_choices_only_the_first_is_read() -> None:
     assert joined(one) == joined(other) == [TextChunk(text="Hello"), Finish(reason="stop", provider_reason="stop")]
 
 
+@pytest.mark.parametrize("nothing", [None, {}, ""])
+@BOTH
+async def test_an_error_that_says_nothing_is_none(nothing: object, settings: Settings) -> None:
+    answer = streamed(*HELLO, chunk(finish="stop", error=nothing))
+    if not settings.stream:
+        answer = whole(completion({"content": "Hello"}, error=nothing))
+    assert joined(await Server(answer).ask(settings=settings))[0] == TextChunk(text="Hello")
+
+
 @pytest.mark.parametrize("word", ["error", "abort", "insufficient_system_resource"])
 @BOTH
 async def test_a_reply_that_the_server_broke_off_is_no_answer(word: str, settings: Settings) -> None:

@@ -282,7 +282,7 @@ class _Reply:
 def _check_error(completion: ChatCompletion) -> None:
     """Raise the error that compatible servers give in place of a reply, or beside one, with a status of 200."""
     error = (completion.model_extra or {}).get("error")
-    if isinstance(error, Mapping):
+    if error and isinstance(error, Mapping):
         raise failed(error.get("message"), error.get("type"), error.get("code"))
     if error:
         raise failed(error)
