@@ -681,6 +681,15 @@ async def test_no_input_is_an_empty_object(given: object, settings: Settings) ->
     )
 
 
+@pytest.mark.parametrize("block", [{"type": "thinking"}, {"type": "thinking", "thinking": None, "signature": None}])
+async def test_a_thought_may_begin_with_nothing(block: Json) -> None:
+    events = [begin(0, block), *pieces(0, THOUGHT)[1:]]
+    server = Server(streamed(start(), *events, *end()))
+    (kept,) = received(await server.ask(), server.model).parts
+    assert isinstance(kept, Reasoning)
+    assert (kept.text, json.loads(kept.block or "")) == ("Hm. I add.", THOUGHT)
+
+
 async def test_a_block_that_the_server_does_not_end_is_kept() -> None:
     events = (start(), begin(0, {**CALL_A, "input": {}}), delta(0, "input_json_delta", partial_json='{"x":1}'))
     assert joined(await Server(streamed(*events, begin(0, CALL_B), *end("tool_use"))).ask()) == [

@@ -256,7 +256,7 @@ async def test_the_thousandth_pause_is_still_a_number() -> None:
 
 async def test_the_wait_that_a_server_asks_for_is_kept_exactly() -> None:
     clock, model = ManualClock(), Strict("a", [error(retry_after=7.0)], [STOP])
-    task = asked(retry(model, clock=clock, jitter=lambda: 0.0))
+    task = asked(retry(model, clock=clock, longest=7.0, jitter=lambda: 0.0))
     await settle()
     await clock.advance(6.75)
     assert len(model.requests) == 1
