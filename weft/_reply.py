@@ -138,7 +138,8 @@ def _is_kept(block: object) -> bool:
 
 def _is_sound(finish: Finish) -> bool:
     """Whether what a finish says of the call can be stored."""
-    return (finish.usage is None or _is_counted(finish.usage)) and (finish.by is None or is_info(finish.by))
+    counted = finish.usage is None or _is_counted(finish.usage)
+    return counted and is_clean(finish.reason) and (finish.by is None or is_info(finish.by))
 
 
 def _is_counted(usage: object) -> bool:
