@@ -528,6 +528,7 @@ async def test_a_model_error_of_any_code_is_a_failed_model_call(code: str) -> No
         pytest.param(
             [told(name="add", arguments={}, kind=WholeCall), STOP], "MODEL_CONTRACT", id="arguments as a dict"
         ),
+        pytest.param([told(index="0", kind=ToolCallChunk), STOP], "MODEL_CONTRACT", id="an index that is no number"),
         pytest.param([told(reason=None, kind=Finish)], "MODEL_CONTRACT", id="a finish without a reason"),
         pytest.param([told(reason="\ud800", kind=Finish)], "MODEL_CONTRACT", id="a reason that is half a character"),
         pytest.param([told(reason="stop", usage={}, kind=Finish)], "MODEL_CONTRACT", id="usage as a dict"),

@@ -52,7 +52,7 @@ class Reply:
                 self._take_text(text)
             case ReasoningChunk(text=str(), block=block) if block is None or _is_kept(block):
                 self._take_reasoning(event)
-            case ToolCallChunk(name=str() | None, arguments=str()):
+            case ToolCallChunk(index=int(), name=str() | None, arguments=str()):
                 if self._events is not None:
                     name = None if event.name is None else clean_text(event.name)
                     text = clean_text(event.arguments)

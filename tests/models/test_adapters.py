@@ -262,10 +262,15 @@ async def test_how_long_the_server_asks_to_wait_is_told(
 
 ROUND: list[object] = []
 ROUND.append(ROUND)
+DEEP: list[object] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
 
 
 @EACH
-@pytest.mark.parametrize("value", [float("nan"), ROUND, object()], ids=["no number", "round", "an object"])
+@pytest.mark.parametrize(
+    "value", [float("nan"), ROUND, DEEP, object()], ids=["no number", "round", "deep", "an object"]
+)
 async def test_extra_fields_that_cannot_be_written_are_named_before_the_request(
     adapter: Adapter, value: object
 ) -> None:
