@@ -212,6 +212,17 @@ async def test_a_stream_without_a_finish_is_handed_on_for_the_run_to_judge() -> 
     assert await played(retry(Strict("a", [HELLO]))) == [HELLO]
 
 
+async def test_unless_told_there_are_three_attempts_with_pauses_of_half_a_second_and_one() -> None:
+    clock, model = ManualClock(), Strict("a", [error()], [error()], [error()])
+    task = asked(retry(model, clock=clock, jitter=most))
+    await settle()
+    for seconds, made in ((0.25, 1), (0.25, 2), (0.75, 2), (0.25, 3)):
+        await clock.advance(seconds)
+        assert len(model.requests) == made
+    with pytest.raises(ModelError):
+        await task
+
+
 async def test_pauses_double_up_to_the_longest() -> None:
     clock = ManualClock()
     model = Strict("a", *([error()] for _ in range(5)), [STOP])
