@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weft
 from tests.models import test_anthropic, test_openai
 from tests.models import test_openai_responses as responses
 from tests.models.served import (
@@ -37,8 +38,10 @@ from tests.models.served import (
 from weft._reply import Reply
 from weft.messages import Message, message_adapter
 from weft.model import ModelError, ModelEvent, ModelInfo, Settings, TextChunk, WholeCall
+from weft.models import retry
 from weft.models._errors import UNREADABLE
-from weft.testing import CountingIds
+from weft.testing import CountingIds, ManualClock
+from weft.thread import Memory, open_store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +303,73 @@ async def test_deny_refuses_before_any_request(
     assert failure.code == "MODEL_DENIED"
     assert "WEFT_MODEL_REQUESTS" in str(failure)
     assert server.bodies == []
+
+
+# -- what becomes of a run
+
+FAULTS: dict[str, tuple[Callable[[Adapter], Answer], str]] = {
+    "429": (lambda _: refused(429, {}, {"retry-after": "2"}), "MODEL_RATE_LIMIT"),
+    "500": (lambda _: refused(500, {"type": "server_error"}), "MODEL_SERVER"),
+    "malformed": (lambda adapter: garbled(adapter.line), "MODEL_SERVER"),
+    "cut": (lambda adapter: broken_off(adapter.hello), "MODEL_CONNECTION"),
+}
+
+
+def garbled(line: bytes) -> Answer:
+    headers = {"content-type": "application/json"}
+    return lambda: httpx2.Response(200, headers=headers, content=line + b"{no json\n\n")
+
+
+def broken_off(beginning: bytes) -> Answer:
+    headers = {"content-type": "application/json"}
+    gone = httpx2.RemoteProtocolError("gone")
+    return lambda: httpx2.Response(200, headers=headers, stream=Cut(beginning, error=gone))
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_session_stays_usable_after_a_fault(adapter: Adapter, settings: Settings, fault: str) -> None:
+    make, code = FAULTS[fault]
+    server = adapter.server(make(adapter), adapter.answer(settings), adapter.answer(settings))
+    agent, data = weft.Agent(server.model, settings=settings), Memory()
+    async with open_store(data) as store:
+        session = await store.create(agent)
+        with pytest.raises(weft.ModelFailed) as caught:
+            await session.ask("First")
+        assert caught.value.code == code
+        assert [message.role for message in session.messages] == ["user"]
+        assert (await session.ask("Second")).text == "Hello"
+    async with open_store(data) as store:
+        session = await store.open(session.id, agent=agent)
+        assert (await session.ask("Third")).text == "Hello"
+        assert [message.role for message in session.messages] == ["user", "user", "assistant", "user", "assistant"]
+    last = json.dumps(server.bodies[-1])
+    assert [last.count(said) for said in ("First", "Second", "Hello", "Third")] == [1, 1, 1, 1]
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_is_tried_again_until_something_was_said(
+    adapter: Adapter, settings: Settings, fault: str
+) -> None:
+    make, code = FAULTS[fault]
+    server, clock = adapter.server(make(adapter), adapter.answer(settings)), ManualClock()
+    agent = weft.Agent(retry(server.model, first=0.0, longest=2.0, clock=clock), settings=settings)
+    run = asyncio.ensure_future(agent.run("Hi"))
+    await clock.advance(1.75)
+    assert run.done() is (fault != "429")
+    await clock.advance(0.25)
+    if fault == "cut" and settings.stream:
+        with pytest.raises(weft.ModelFailed) as caught:
+            await run
+        assert caught.value.code == code
+        assert caught.value.result is not None
+        assert caught.value.result.text == ""
+    else:
+        assert [message.text for message in (await run).messages] == ["Hi", "Hello"]
+    assert len(server.bodies) == 1 + (fault != "cut" or not settings.stream)
 
 
 # -- its client, and its SDK
