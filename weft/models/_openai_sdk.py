@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -29,6 +30,7 @@ Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter",
 
 
 KEY = "OPENAI_API_KEY"
+_STATUS = re.compile(r"[45]\d\d")
 
 
 async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
@@ -98,9 +100,12 @@ def _refused(error: APIStatusError, asked: Asked) -> ModelError:
 
 
 def failed(message: object, *words: object) -> ModelError:
-    """An error that stands in a reply, by the vendor's message and its words for it."""
-    code = "MODEL_REQUEST" if any(str(word).startswith("invalid_") for word in words) else "MODEL_SERVER"
-    return told("the server reported an error", code, words, too_long=_too_long(message))
+    """An error that stands in a reply, by the vendor's message and its words for it; some give a status as one."""
+    said = [str(word) if isinstance(word, int) else word for word in words]
+    status = next((int(word) for word in said if isinstance(word, str) and _STATUS.fullmatch(word)), 500)
+    invalid = any(str(word).startswith("invalid_") for word in said)
+    code = "MODEL_REQUEST" if invalid else status_code(status)
+    return told("the server reported an error", code, said, too_long=_too_long(message))
 
 
 def _too_long(message: object) -> bool:
