@@ -904,12 +904,15 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
         (None, "MODEL_SERVER"),
     ],
 )
-async def test_an_error_in_the_middle_of_a_stream_is_typed(error: object, code: str) -> None:
-    failure = await Server(streamed(*HELLO, {"type": "error", "error": error}, *end())).failure()
+@BOTH
+async def test_an_error_in_a_reply_is_typed(error: object, code: str, settings: Settings) -> None:
+    said = {"type": "error", "error": error}
+    answer = streamed(*HELLO, said, *end()) if settings.stream else whole(said)
+    failure = await Server(answer).failure(settings=settings)
     assert failure.code == code
     assert str(failure).startswith("the server reported an error")
     assert KEY not in str(failure)
-    assert isinstance(failure.__cause__, anthropic.APIError)
+    assert isinstance(failure.__cause__, anthropic.APIError) or not settings.stream
 
 
 @pytest.mark.parametrize(

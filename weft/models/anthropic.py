@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -261,6 +261,8 @@ class _Reply:
 
     def take_whole(self, message: object) -> Iterator[ModelEvent]:
         """The events of a whole reply, but for its end."""
+        if isinstance(message, AnthropicMessage):
+            _check_error(message)
         if not isinstance(message, AnthropicMessage) or not isinstance(message.content, list):
             raise unreadable()
         self._take_usage(message.usage)
@@ -391,11 +393,28 @@ def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
 
 
 def _told(text: str, error: APIStatusError, code: str, hint: str) -> ModelError:
-    too_long = "prompt is too long" in error.message or "exceed context limit" in error.message
-    if "credit balance is too low" in error.message:  # an invalid_request_error, by its type
-        code = "MODEL_QUOTA"
     wait = retry_after(error.response.headers)
-    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait, hint=hint)
+    return _failed(text, code, error.message, (error.type, error.error_code), wait=wait, hint=hint)
+
+
+def _failed(
+    text: str, code: str, message: str, words: Iterable[object], *, wait: float | None = None, hint: str = ""
+) -> ModelError:
+    """As `told`, with what only the vendor's message says."""
+    too_long = "prompt is too long" in message or "exceed context limit" in message
+    if "credit balance is too low" in message:  # an invalid_request_error, by its type
+        code = "MODEL_QUOTA"
+    return told(text, code, words, too_long=too_long, wait=wait, hint=hint)
+
+
+def _check_error(message: AnthropicMessage) -> None:
+    """Raise the error that stands in place of a reply, with a status of 200."""
+    kind: object = message.type
+    if kind == "error":
+        error = (message.model_extra or {}).get("error")
+        said = error if isinstance(error, Mapping) else {}
+        word = said.get("type")
+        raise _failed("the server reported an error", _code_of(word), str(said.get("message")), (word,))
 
 
 def _code_of(word: object) -> str:
