@@ -552,6 +552,17 @@ async def test_a_stream_that_breaks_its_contract_is_a_failed_model_call(events: 
     assert model.closed == 1
 
 
+async def test_events_and_texts_of_classes_of_the_model_s_own_are_taken() -> None:
+    class Piece(str):
+        __slots__ = ()
+
+    class Chunk(TextChunk):
+        __slots__ = ()
+
+    model = Raw([Chunk(text="I "), TextChunk(text=Piece("look")), STOP])
+    assert (await Agent(model).run("hi")).text == "I look"
+
+
 @pytest.mark.parametrize("place", ["info", "stream"])
 async def test_a_model_that_breaks_at_once_is_a_failed_model_call(place: str) -> None:
     class Broken(Raw):
