@@ -66,6 +66,8 @@ from weft.testing.script import Script, call, calls, fail, hold, say
 
 SPENT = Usage(input_tokens=10, output_tokens=5)
 STOP = Finish(reason="stop", usage=SPENT)
+GOOD_INFO = ModelInfo(provider="raw", model="m1", output="schema")
+ODD_INFO = replace(GOOD_INFO, provider=7)  # type: ignore[arg-type]
 
 
 def told(*, kind: Any = TextChunk, **fields: Any) -> Any:
@@ -526,8 +528,14 @@ async def test_a_model_error_of_any_code_is_a_failed_model_call(code: str) -> No
         pytest.param(
             [told(name="add", arguments={}, kind=WholeCall), STOP], "MODEL_CONTRACT", id="arguments as a dict"
         ),
+        pytest.param([told(index="0", kind=ToolCallChunk), STOP], "MODEL_CONTRACT", id="an index that is no number"),
         pytest.param([told(reason=None, kind=Finish)], "MODEL_CONTRACT", id="a finish without a reason"),
+        pytest.param([told(reason="\ud800", kind=Finish)], "MODEL_CONTRACT", id="a reason that is half a character"),
         pytest.param([told(reason="stop", usage={}, kind=Finish)], "MODEL_CONTRACT", id="usage as a dict"),
+        pytest.param([told(reason="stop", by="me", kind=Finish)], "MODEL_CONTRACT", id="a finish by nobody"),
+        pytest.param([told(reason="stop", by=ODD_INFO, kind=Finish)], "MODEL_CONTRACT", id="a finish by a number"),
+        pytest.param([told(block="\ud800", kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="half a character"),
+        pytest.param([told(block="\x00", kind=ReasoningChunk), STOP], "MODEL_CONTRACT", id="a block with U+0000"),
         pytest.param([spent(input_tokens="10")], "MODEL_CONTRACT", id="usage as texts"),
         pytest.param([spent(output_tokens=1.5)], "MODEL_CONTRACT", id="usage in parts"),
         pytest.param([spent(cache_read_tokens=None)], "MODEL_CONTRACT", id="usage that is not said"),
@@ -544,6 +552,17 @@ async def test_a_stream_that_breaks_its_contract_is_a_failed_model_call(events: 
     assert model.closed == 1
 
 
+async def test_events_and_texts_of_classes_of_the_model_s_own_are_taken() -> None:
+    class Piece(str):
+        __slots__ = ()
+
+    class Chunk(TextChunk):
+        __slots__ = ()
+
+    model = Raw([Chunk(text="I "), TextChunk(text=Piece("look")), STOP])
+    assert (await Agent(model).run("hi")).text == "I look"
+
+
 @pytest.mark.parametrize("place", ["info", "stream"])
 async def test_a_model_that_breaks_at_once_is_a_failed_model_call(place: str) -> None:
     class Broken(Raw):
@@ -558,6 +577,56 @@ async def test_a_model_that_breaks_at_once_is_a_failed_model_call(place: str) ->
     with pytest.raises(ModelFailed) as failed:
         await Agent(Broken()).run("hi")
     assert isinstance(failed.value.__cause__, OSError)
+
+
+class Unknown(Raw):
+    """A model whose `info` gives this, or fails with it."""
+
+    def __init__(self, *given: Any, replies: Sequence[Sequence[ModelEvent]] = ()) -> None:
+        super().__init__(*replies)
+        self.given = list(given)
+
+    def info(self) -> ModelInfo:
+        given = self.given.pop(0) if len(self.given) > 1 else self.given[0]
+        if isinstance(given, Exception):
+            raise given
+        told: ModelInfo = given
+        return told
+
+
+ODD_INFOS = [
+    None,
+    "raw:m1",
+    ODD_INFO,
+    replace(GOOD_INFO, output="xml"),  # type: ignore[arg-type]
+    replace(GOOD_INFO, model="\ud800"),
+    replace(GOOD_INFO, context_window="200k"),  # type: ignore[arg-type]
+    replace(GOOD_INFO, context_window=0),
+]
+
+
+@pytest.mark.parametrize("kind", [None, int])
+@pytest.mark.parametrize("given", [*ODD_INFOS, OSError("no")])
+async def test_a_model_that_cannot_say_who_it_is_is_a_failed_model_call(given: object, kind: Any) -> None:
+    model = Unknown(given)
+    with pytest.raises(ModelFailed) as failed:
+        await Agent(model, output=kind).run("hi")
+    assert failed.value.code == ("MODEL" if isinstance(given, OSError) else "MODEL_CONTRACT")
+    assert failed.value.result is not None
+    assert failed.value.result.messages == (Message.user("hi"),)
+    assert model.requests == []
+    async with Agent(model, output=kind).stream("hi") as run:
+        with pytest.raises(ModelFailed):
+            await run.result()
+
+
+async def test_a_model_that_can_say_who_it_is_too_late_is_asked_nothing() -> None:
+    broken = OSError("no")
+    model = Unknown(broken, replace(GOOD_INFO, output="tool"))
+    with pytest.raises(ModelFailed) as failed:
+        await Agent(model, output=int).run("hi")
+    assert failed.value.__cause__ is broken
+    assert model.requests == []
 
 
 # Watching.

@@ -953,3 +953,20 @@ def test_a_value_without_json_is_not_shown_by_its_address() -> None:
     except ValueError:
         return
     assert " at 0x" not in shown
+
+
+@pytest.mark.parametrize(
+    ("hint", "items"),
+    [
+        (tuple[int, int], {"type": "integer"}),
+        (tuple[int, str, int], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        (tuple[()], {}),
+        (tuple[int, ...], {"type": "integer"}),
+    ],
+)
+def test_a_tuple_says_each_kind_of_its_items_once(hint: Any, items: object) -> None:
+    def take(a: object) -> None:
+        """Takes."""
+
+    take.__annotations__["a"] = hint
+    assert tool(take).definition.schema["properties"]["a"]["items"] == items

@@ -107,6 +107,15 @@ async def test_a_counter_that_is_exact_says_nothing(caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
+async def test_a_counter_without_an_encoding_only_estimates_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    counter = TokenCounter(None)
+    with caplog.at_level(logging.WARNING, logger="weft"):
+        assert await counter.load() is False
+        assert counter.count("twelve bytes") == 3
+    assert not counter.exact
+    assert caplog.messages == []
+
+
 async def test_a_load_that_fails_leaves_the_estimate_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     counter = TokenCounter("no-such-encoding")
     assert [await counter.load(), await counter.load()] == [False, False]

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar, is_typeddict
 
 from weft import _given
 from weft._compaction import Compaction
+from weft._contain import Contained, contain_call
 from weft._limits import Limits
 from weft._log import EventLog, EventStream
 from weft._machine import Rules, State
@@ -30,7 +31,7 @@ from weft._tool import Context, Tool, as_tool, delegating, toolset
 from weft.errors import InsideLoop, InvalidTool, NotAllowed, TurnCancelled, WrongCall
 from weft.events import Event
 from weft.messages import File, Message, Text, as_message
-from weft.model import TOOL_CHOICES, Model, Settings
+from weft.model import TOOL_CHOICES, Model, Settings, info_of
 from weft.models.resolve import resolve
 
 __all__ = ["Agent", "RunStream"]
@@ -385,9 +386,20 @@ class Agent(Generic[DepsT, OutputT]):
         self._check_choice(self.settings)
         self._submits(model)
 
-    def _submits(self, model: Model) -> bool:
-        """Whether a call brings the output."""
-        return self._output is not None and model.info().output == "tool"
+    def _submits(self, model: Model) -> bool | Contained:
+        """Whether a call brings the output; contained where the model fails to say what it can.
+
+        Raises:
+            WrongCall: The model cannot be had.
+        """
+        if self._output is None:
+            return False
+        info = contain_call("model", lambda: info_of(model))
+        if not isinstance(info, Contained):
+            return info.output == "tool"
+        if isinstance(info.cause, WrongCall):
+            raise info.cause
+        return info
 
     def _setup(
         self,
@@ -404,7 +416,8 @@ class Agent(Generic[DepsT, OutputT]):
         settings = _given.optional("settings", settings, Settings) or self.settings
         self._check_choice(settings)
         rules = self._rules if watched else self._quiet_rules
-        submits = self._submits(chosen)
+        asked = self._submits(chosen)
+        submits = asked is True
         return Setup(
             model=chosen,
             instructions=self.instructions,
@@ -418,6 +431,7 @@ class Agent(Generic[DepsT, OutputT]):
             stop_when=self.stop_when,
             compaction=self.compaction if stored else None,
             rules=rules._replace(submission=SUBMIT) if submits else rules,
+            fault=asked.cause if isinstance(asked, Contained) else None,
             chain=(*chain, self),
         )
 

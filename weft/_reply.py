@@ -9,7 +9,18 @@ from weft._log import EventLog
 from weft._ports import Ids
 from weft.events import ArgumentsDelta, ReasoningDelta, TextDelta
 from weft.messages import Message, Part, Reasoning, Text, ToolCall, Usage, clean_text
-from weft.model import Finish, ModelError, ModelEvent, ModelInfo, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
+from weft.model import (
+    Finish,
+    ModelError,
+    ModelEvent,
+    ModelInfo,
+    ReasoningChunk,
+    TextChunk,
+    ToolCallChunk,
+    WholeCall,
+    is_clean,
+    is_info,
+)
 
 _counts_of = attrgetter(*(field.name for field in fields(Usage)))
 
@@ -39,16 +50,16 @@ class Reply:
         match event:
             case TextChunk(text=str(text)):
                 self._take_text(text)
-            case ReasoningChunk(text=str(), block=str() | None):
+            case ReasoningChunk(text=str(), block=block) if block is None or _is_kept(block):
                 self._take_reasoning(event)
-            case ToolCallChunk(name=str() | None, arguments=str()):
+            case ToolCallChunk(index=int(), name=str() | None, arguments=str()):
                 if self._events is not None:
                     name = None if event.name is None else clean_text(event.name)
                     text = clean_text(event.arguments)
                     self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
             case WholeCall(name=str(), arguments=str()):
                 self._take_call(event)
-            case Finish(reason=str(), usage=usage) if usage is None or _is_counted(usage):
+            case Finish(reason=str()) if _is_sound(event):
                 self._finish = event
             case _:  # what is stored must be read again
                 given = type(event).__name__
@@ -118,6 +129,17 @@ class Reply:
                 for part in parts
             ]
         return Message(role="assistant", parts=tuple(parts)), self._finish
+
+
+def _is_kept(block: object) -> bool:
+    """Whether it is a block that is stored as it is; it must not be cleaned."""
+    return isinstance(block, str) and is_clean(block)
+
+
+def _is_sound(finish: Finish) -> bool:
+    """Whether what a finish says of the call can be stored."""
+    counted = finish.usage is None or _is_counted(finish.usage)
+    return counted and is_clean(finish.reason) and (finish.by is None or is_info(finish.by))
 
 
 def _is_counted(usage: object) -> bool:

@@ -66,6 +66,7 @@ from weft.model import (
     ModelError,
     ModelRequest,
     Position,
+    info_of,
 )
 
 Ending: TypeAlias = Literal["cancel", "interrupt"]
@@ -640,7 +641,7 @@ class RunLoop:
         """
         self._in_flight = True
         reply = Reply(self.state.run, self._ids, None)
-        info = model.info()
+        info = info_of(model)
         seconds = None if info.own_idle else request.settings.idle
         await listen(model.stream(request), reply.take, self._idling, seconds, self._task)
         self._in_flight = False
@@ -659,7 +660,9 @@ class RunLoop:
 
     async def _ask(self) -> Replied:
         setup = self.setup
-        info = setup.model.info()
+        if setup.fault is not None:
+            raise setup.fault
+        info = info_of(setup.model)
         request = ModelRequest(
             instructions=self._instructions,
             messages=self.history(),

@@ -87,6 +87,8 @@ class Setup:
     compaction: Compaction | None
     """None where the run may not be made shorter, as a bare one."""
     rules: Rules
+    fault: Exception | None
+    """What the model failed with when it was to say who it is; its first call fails with it."""
     chain: tuple[object, ...]
     """The agents at work from the root down to this one, for the guard against cycles."""
 

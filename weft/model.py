@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from weft.messages import Message, Usage
+from weft.messages import Message, Usage, clean_text
 
 __all__ = [
     "Finish",
@@ -169,7 +169,7 @@ class Model(Protocol):
     """Anything that can answer a `ModelRequest`."""
 
     def info(self) -> ModelInfo:
-        """Who answers, and how much fits."""
+        """Who answers, and how much fits. Where it fails, so does the model call."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -179,6 +179,34 @@ class Model(Protocol):
         report failure; the run wraps it in `ModelFailed` and keeps it as the cause.
         """
         ...
+
+
+def info_of(model: Model) -> ModelInfo:
+    """Who answers, as the model says. Whatever else its `info` raises, leaves as itself.
+
+    Raises:
+        ModelError: What it says is no `ModelInfo`, or has a field of a wrong type.
+    """
+    info = model.info()
+    if not is_info(info):
+        text = "the model's info() gave no ModelInfo, or one with a field of a wrong type"
+        raise ModelError(text, code="MODEL_CONTRACT")
+    return info
+
+
+def is_info(info: object) -> bool:
+    """Whether it is a `ModelInfo` that can be stored."""
+    match info:
+        case ModelInfo(provider=str(), model=str(), output="schema" | "tool"):
+            window: object = info.context_window
+            counted = window is None or (isinstance(window, int) and window >= 1)
+            return counted and is_clean(info.provider) and is_clean(info.model)
+    return False
+
+
+def is_clean(text: str) -> bool:
+    """Whether a store takes it as it is."""
+    return clean_text(text) == text
 
 
 CONTEXT = "MODEL_CONTEXT"

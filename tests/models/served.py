@@ -28,11 +28,6 @@ Answer = Callable[[], httpx2.Response]
 KEY = "sk-Secret-0123456789"
 REFUSED_KEY = "; check the key of the client, and that it is a key of model.test"
 """The end of the error for a 401, from a model with a client of its own."""
-BROKEN = [
-    (httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT", "model.test did not answer in time"),
-    (httpx2.ConnectError(f"no route for {KEY}"), "MODEL_CONNECTION", "the connection to model.test failed"),
-]
-"""What a connection raises, and the code and the words that stand for it."""
 WHOLE = Settings(stream=False)
 BOTH = pytest.mark.parametrize("settings", [Settings(), WHOLE], ids=["streamed", "whole"])
 ADD = ToolDefinition(

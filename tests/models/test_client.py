@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
+import httpx2
+import pytest
+
+from tests.models.served import KEY, asked
+from weft.model import ModelError
 from weft.models._client import Clients
+from weft.models.resolve import resolve
 
 
 class Client:
@@ -32,3 +38,34 @@ async def test_a_closed_loop_may_be_forgotten_by_two_threads_at_once() -> None:
     owned[Gone()] = None
     assert isinstance(await clients.here(), Client)
     assert list(owned) == [asyncio.get_running_loop()]
+
+
+NOT_SET_UP = "check the base URL, and the proxies and certificates that are set"
+
+
+@pytest.mark.parametrize("name", ["openai:gpt-5", "openai-responses:gpt-5", "anthropic:claude-opus-5"])
+async def test_an_address_of_which_no_client_can_be_made_is_a_typed_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = "ANTHROPIC" if name.startswith("anthropic") else "OPENAI"
+    monkeypatch.setenv(f"{vendor}_API_KEY", KEY)
+    monkeypatch.setenv(f"{vendor}_BASE_URL", f"http://user:{KEY}@[::1")
+    model = resolve(name)
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            await anext(model.stream(asked()))
+        assert caught.value.code == "MODEL_REQUEST"
+        assert str(caught.value) == f"no client could be made (InvalidURL): {NOT_SET_UP}"
+        assert isinstance(caught.value.__cause__, httpx2.InvalidURL)
+
+
+@pytest.mark.parametrize("error", [ValueError(f"foo://user:{KEY}@proxy.test"), FileNotFoundError(2, "no certificates")])
+async def test_proxies_and_certificates_of_which_no_client_can_be_made_are_a_typed_error(error: Exception) -> None:
+    def make() -> Client:
+        raise error
+
+    clients: Clients[Client] = Clients(make, None, variable="KEY")
+    with pytest.raises(ModelError) as caught:
+        await clients.here()
+    assert str(caught.value) == f"no client could be made ({type(error).__name__}): {NOT_SET_UP}"
+    assert caught.value.__cause__ is error

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import aclosing
 from copy import deepcopy
 from typing import Any
 
@@ -16,18 +15,13 @@ from tests.models import served
 from tests.models.served import (
     ADD,
     BOTH,
-    BROKEN,
     KEY,
-    REFUSED_KEY,
     WHOLE,
     Answer,
-    Cut,
     Json,
     asked,
     joined,
-    raises,
     refused,
-    sse,
     streamed,
     whole,
 )
@@ -218,6 +212,13 @@ async def test_nothing_empty_is_sent() -> None:
     ids=["another model", "another provider", "nobody's", "text only", "nothing in it", "a summary only"],
 )
 async def test_reasoning_that_the_server_could_not_use_is_left_out(part: Reasoning) -> None:
+    body = await sent(Message(role="assistant", parts=(part, Text(text="Hello"))), Message.user("Hi"))
+    assert body["input"] == [said("Hello"), {"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("block", ["{no json", "[1]", "{}", '{"type": "reasoning", "encrypted_content": "\\ud800"}'])
+async def test_a_block_that_cannot_be_sent_stays_here(block: str) -> None:
+    part = Reasoning(text="Hm.", block=block, provider="openai-responses", model="gpt-5")
     body = await sent(Message(role="assistant", parts=(part, Text(text="Hello"))), Message.user("Hi"))
     assert body["input"] == [said("Hello"), {"role": "user", "content": "Hi"}]
 
@@ -704,6 +705,86 @@ async def test_a_reply_that_failed_is_a_typed_error(error: Json, code: str, tail
     assert (failure.code, str(failure)) == (code, f"the server reported an error{tail}")
 
 
+@BOTH
+async def test_an_error_beside_a_reply_without_a_status_is_told(settings: Settings) -> None:
+    last = response(status=None, error={"code": "rate_limit_exceeded", "message": "slow down"})
+    answer = streamed({"type": "response.completed", "response": last}) if settings.stream else whole(last)
+    failure = await Server(answer).failure(settings=settings)
+    assert (failure.code, str(failure)) == ("MODEL_RATE_LIMIT", "the server reported an error (rate_limit_exceeded)")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"],
+)
+@BOTH
+async def test_a_call_of_a_kind_that_nobody_here_answers_is_an_error(kind: str, settings: Settings) -> None:
+    item = {"type": kind, "id": "c", "call_id": "a", "name": "shell", "input": "ls", "arguments": "{}"}
+    answer = streamed(*events(text("Hm"), item)) if settings.stream else whole(response(text("Hm"), item))
+    failure = await Server(answer).failure(settings=settings)
+    assert failure.code == "MODEL_REQUEST"
+    assert kind in str(failure)
+
+
+async def test_a_reply_whose_call_never_comes_whole_is_no_answer() -> None:
+    given = [event for event in events(call()) if event["type"] != "response.output_item.done"]
+    given[-1]["response"] = response()
+    assert (await Server(streamed(*given)).failure()).code == "MODEL_SERVER"
+
+
+async def test_a_call_that_its_last_event_alone_completes_may_have_been_written_elsewhere() -> None:
+    given = [event for event in events(call()) if event["type"] != "response.output_item.done"]
+    given = [{**event, "output_index": 7} if "output_index" in event else event for event in given]
+    assert joined(await Server(streamed(*given)).ask()) == [
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
+        Finish(reason="tool_calls", provider_reason="completed"),
+    ]
+
+
+async def test_a_call_that_the_limit_has_cut_need_not_come_whole() -> None:
+    given = [event for event in events(call(), **CUT) if event["type"] != "response.output_item.done"]
+    given[-1]["response"] = response(**CUT)
+    assert (await Server(streamed(*given)).ask())[-1] == Finish(reason="length", provider_reason="max_output_tokens")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [call(name=5), call(name=None), text(content=[{"type": "output_text", "text": 5}])],  # type: ignore[arg-type]
+)
+@BOTH
+async def test_a_field_of_another_type_is_a_typed_error(broken: Json, settings: Settings) -> None:
+    done = {"type": "response.output_item.done", "output_index": 0, "item": broken}
+    end = {"type": "response.completed", "response": response(broken)}
+    answer = streamed(done, end) if settings.stream else whole(end["response"])
+    with pytest.raises(ModelError):
+        kept(await Server(answer).ask(settings=settings))
+
+
+@BOTH
+async def test_a_reason_that_is_no_word_is_a_typed_error(settings: Settings) -> None:
+    more: Json = {"status": "incomplete", "incomplete_details": {"reason": ["odd"]}}
+    answer = streamed(*events(text("Hel"), **more)) if settings.stream else whole(response(text("Hel"), **more))
+    assert (await Server(answer).failure(settings=settings)).code == "MODEL_SERVER"
+
+
+@pytest.mark.parametrize("index", ["0", {"x": 1}, 0.5])
+async def test_an_index_that_is_no_number_says_nothing(index: object) -> None:
+    given = [{**event, "output_index": index} if "output_index" in event else event for event in events(call())]
+    taken = await Server(streamed(*given)).ask()
+    assert {event.index for event in taken if isinstance(event, ToolCallChunk)} == {0}
+    assert joined(taken) == [
+        WholeCall(name="add", arguments='{"x": 1}', provider_id="call_1"),
+        Finish(reason="tool_calls", provider_reason="completed"),
+    ]
+
+
+@pytest.mark.parametrize("status", [None, "in_progress"])
+async def test_a_last_event_that_does_not_repeat_the_status_ends_the_reply(status: str | None) -> None:
+    given = events(text("Hello"))
+    given[-1]["response"]["status"] = status
+    assert (await Server(streamed(*given)).ask())[-1] == Finish(reason="stop", provider_reason="completed")
+
+
 async def test_a_failure_without_a_reason_is_a_typed_error() -> None:
     last = {"type": "response.failed", "response": response(status="failed", error=None)}
     assert (await Server(streamed(last)).failure()).code == "MODEL_SERVER"
@@ -737,46 +818,6 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
     assert isinstance(failure.__cause__, openai.APIStatusError)
 
 
-@BOTH
-async def test_a_key_that_the_server_repeats_is_not_in_the_error(settings: Settings) -> None:
-    error = {"message": f"Incorrect API key provided: {KEY}", "type": KEY, "code": f"invalid_{KEY}"}
-    failure = await Server(refused(401, error, {"x-key": KEY})).failure(Message.user(KEY), settings=settings)
-    assert str(failure) == f"the server answered 401{REFUSED_KEY}"
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "text"),
-    BROKEN,
-)
-@BOTH
-async def test_a_broken_connection_is_a_typed_error_that_names_the_server(
-    error: Exception, code: str, text: str, settings: Settings
-) -> None:
-    failure = await Server(raises(error)).failure(settings=settings)
-    assert (failure.code, str(failure)) == (code, text)
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(httpx2.ReadTimeout("slow"), "MODEL_TIMEOUT"), (httpx2.RemoteProtocolError("gone"), "MODEL_CONNECTION")],
-)
-async def test_a_connection_that_breaks_in_a_stream_is_a_typed_error(error: Exception, code: str) -> None:
-    body = Cut(sse(*events(text("Hi"))[:3]), error=error)
-    server = Server(lambda: httpx2.Response(200, stream=body))
-    given = server.model.stream(asked())
-    assert await anext(given) == TextChunk(text="H")
-    with pytest.raises(ModelError) as caught:
-        await anext(given)
-    assert caught.value.code == code
-    assert body.closed
-
-
-@pytest.mark.parametrize("line", [b"data: {no json\n\n", b"data: \xff\n\n"])
-async def test_an_event_that_cannot_be_read_is_a_typed_error(line: bytes) -> None:
-    server = Server(lambda: httpx2.Response(200, content=sse(*events(text("Hello"))[:-1]) + line))
-    assert (await server.failure()).code == "MODEL_SERVER"
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -790,25 +831,7 @@ async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer
     assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
 
 
-@BOTH
-async def test_the_sdk_retries(settings: Settings) -> None:
-    again = refused(500, {"type": "server_error"}, {"retry-after-ms": "1"})
-    good = streamed(*events(text("Hello"))) if settings.stream else whole(response(text("Hello")))
-    server = Server(again, good, retries=2)
-    assert joined(await server.ask(settings=settings))[0] == TextChunk(text="Hello")
-    assert len(server.bodies) == 2
-
-
 # -- when it asks nothing
-
-
-@BOTH
-async def test_deny_refuses_before_any_request(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_MODEL_REQUESTS", "deny")
-    server = Server()
-    failure = await server.failure(settings=settings)
-    assert failure.code == "MODEL_DENIED"
-    assert server.bodies == []
 
 
 async def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -831,12 +854,6 @@ def test_it_says_who_answers() -> None:
     assert repr(model) == "OpenAIResponses('gpt-5')"
 
 
-async def test_a_client_handed_in_is_never_closed() -> None:
-    server = Server(streamed(*events(text("Hello"))))
-    await server.ask()
-    assert not server.client.is_closed()
-
-
 def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = OpenAIResponses("gpt-5")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -848,13 +865,3 @@ def test_each_loop_has_a_client_of_its_own_which_ends_with_it(monkeypatch: pytes
     assert second is not first
     assert first.is_closed()
     assert second.is_closed()
-
-
-async def test_a_stream_left_early_is_closed() -> None:
-    given = events(text("Hi"))
-    body = Cut(sse(*given[:3]), sse(*given[3:]))
-    server = Server(lambda: httpx2.Response(200, stream=body))
-    async with aclosing(server.model.stream(asked())) as stream:  # type: ignore[type-var]  # a generator
-        assert await anext(stream) == TextChunk(text="H")
-        assert not body.closed
-    assert body.closed

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_idle import timers
 from weft import Agent, Model, ModelError, ModelFailed, ModelInfo, ModelRequest, Reasoning, Settings, Usage, tool
 from weft._moves import Begin
 from weft.errors import WrongCall
@@ -121,6 +122,12 @@ def most() -> float:
     return 1.0
 
 
+def test_the_codes_that_are_acted_on_unless_told() -> None:
+    passing = {"MODEL_CONNECTION", "MODEL_CUT", "MODEL_RATE_LIMIT", "MODEL_SERVER", "MODEL_TIMEOUT"}
+    assert passing == TRANSIENT
+    assert passing | {"MODEL_QUOTA"} == FALLBACK
+
+
 # -- retry
 
 
@@ -205,6 +212,17 @@ async def test_a_stream_without_a_finish_is_handed_on_for_the_run_to_judge() -> 
     assert await played(retry(Strict("a", [HELLO]))) == [HELLO]
 
 
+async def test_unless_told_there_are_three_attempts_with_pauses_of_half_a_second_and_one() -> None:
+    clock, model = ManualClock(), Strict("a", [error()], [error()], [error()])
+    task = asked(retry(model, clock=clock, jitter=most))
+    await settle()
+    for seconds, made in ((0.25, 1), (0.25, 2), (0.75, 2), (0.25, 3)):
+        await clock.advance(seconds)
+        assert len(model.requests) == made
+    with pytest.raises(ModelError):
+        await task
+
+
 async def test_pauses_double_up_to_the_longest() -> None:
     clock = ManualClock()
     model = Strict("a", *([error()] for _ in range(5)), [STOP])
@@ -249,7 +267,7 @@ async def test_the_thousandth_pause_is_still_a_number() -> None:
 
 async def test_the_wait_that_a_server_asks_for_is_kept_exactly() -> None:
     clock, model = ManualClock(), Strict("a", [error(retry_after=7.0)], [STOP])
-    task = asked(retry(model, clock=clock, jitter=lambda: 0.0))
+    task = asked(retry(model, clock=clock, longest=7.0, jitter=lambda: 0.0))
     await settle()
     await clock.advance(6.75)
     assert len(model.requests) == 1
@@ -586,6 +604,27 @@ async def test_the_next_model_is_asked_where_one_is_silent() -> None:
     await clock.advance(60.0)
     assert (await run)[-1] == replace(STOP, by=other.info())
     assert silent.open == 0
+
+
+@pytest.mark.parametrize("wrap", [retry, fallback])
+@pytest.mark.parametrize("replies", [[[HELLO, STOP]], [[HELLO, error("MODEL_AUTH")]]], ids=["answered", "failed"])
+async def test_no_timer_of_a_call_is_left_behind(
+    wrap: Callable[..., Model], replies: list[list[ModelEvent | Exception]]
+) -> None:
+    clock = ManualClock()
+    await asyncio.wait([asked(wrap(Strict("a", *replies), clock=clock))])
+    assert timers(clock) == 0
+
+
+async def test_the_pauses_of_a_wrapper_inside_do_not_count() -> None:
+    clock = ManualClock()
+    pausing = retry(Strict("a", [error()], [HELLO, STOP]), first=100.0, longest=100.0, jitter=most, clock=clock)
+    run = asked(fallback(pausing, clock=clock))
+    await settle()
+    await clock.advance(99.0)
+    assert not run.done()
+    await clock.advance(1.0)
+    assert await run == [HELLO, STOP]
 
 
 async def test_a_model_that_falls_silent_in_its_reply_fails_for_good() -> None:

@@ -12,10 +12,11 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from tests.structured import MODES, SUBMIT, Mode, Structured, answer, broken_off
-from weft import Agent, Limits, NoOutput, RunFailed, tool
+from tests.test_run import GOOD_INFO, ODD_INFOS, STOP, Unknown
+from weft import Agent, Limits, ModelFailed, NoOutput, RunFailed, tool
 from weft.errors import Changed, WrongCall
 from weft.events import RunFinished
-from weft.model import ModelEvent, ModelRequest
+from weft.model import ModelEvent, ModelRequest, TextChunk
 from weft.pool import Pool
 from weft.testing import Kit, Script, call, calls, crash_points, hold, say
 from weft.thread import Memory, OpenStore, Session, approve, deny, open_store
@@ -386,3 +387,14 @@ async def test_a_delegated_agent_s_output_is_read_by_its_parent(where: Where, mo
         stop = pool.receipts(session)[0].stop
         assert stop is not None
         assert json.loads(stop) == ORDER
+
+
+@pytest.mark.parametrize("given", [*ODD_INFOS, OSError("no")])
+async def test_a_session_outlives_a_model_that_cannot_say_who_it_is(given: object) -> None:
+    async with open_store(Memory()) as store:
+        model = Unknown(given)
+        session = await store.create(Agent(model, output=int))
+        with pytest.raises(ModelFailed):
+            await (await session.send("hi")).wait()
+        model.given, model.replies = [GOOD_INFO], [[TextChunk(text='{"output": 3}'), STOP]]
+        assert (await (await session.send("again")).wait()).output == 3

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from weft.messages import File, Message, Reasoning, Text, ToolCall, ToolResult
 from weft.model import ModelError, ModelRequest, Settings, ToolDefinition
 from weft.models._strict import anthropic_strict, anthropic_strict_tools
-from weft.models._wire import base64_of, id_of, is_own, name_of, object_of
+from weft.models._wire import base64_of, extra_of, id_of, is_own, name_of, object_of
 
 __all__ = ["MAX_TOKENS", "PROVIDER", "body_of"]
 
@@ -56,7 +56,7 @@ def body_of(model: str, request: ModelRequest) -> _Json:
         body |= _choice(request.tool_choice, settings, thinks)
     if settings.cache:
         _set_breakpoints(body)
-    return {**body, **settings.extra}
+    return {**body, **extra_of(settings)}
 
 
 # -- settings

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Generic, TypeVar
 
-from weft.model import ModelError
-from weft.models._errors import Asked
+import httpx2
 
-__all__ = ["Clients", "check_allowed"]
+from weft.model import ModelError
+from weft.models._errors import Asked, connection_failed, not_made, not_set_up, timed_out, unreadable
+
+__all__ = ["Clients", "check_allowed", "other_errors"]
 
 C = TypeVar("C")
 
@@ -25,6 +27,21 @@ def check_allowed() -> None:
     if os.environ.get("WEFT_MODEL_REQUESTS") == "deny":
         text = "model requests are refused here: WEFT_MODEL_REQUESTS=deny; in a test, override the agent with a Script"
         raise ModelError(text, code="MODEL_DENIED")
+
+
+@contextmanager
+def other_errors(asked: Asked) -> Iterator[None]:
+    """Turn into errors that are safe to store what an SDK lets through without making it an error of its own."""
+    try:
+        yield
+    except httpx2.TimeoutException as error:
+        raise timed_out(asked) from error
+    except httpx2.TransportError as error:
+        raise connection_failed(asked, error) from error
+    except (TypeError, UnicodeEncodeError) as error:  # a key that no header can hold; what has no JSON
+        raise not_made(error, asked) from error
+    except (httpx2.DecodingError, RecursionError, ValueError) as error:  # also JSON too deep, or too long a number
+        raise unreadable() from error
 
 
 class Clients(Generic[C]):
@@ -50,7 +67,11 @@ class Clients(Generic[C]):
         return Asked(netloc.decode("ascii") or "the server, whose URL names no host,", self.key, model)
 
     async def here(self) -> C:
-        """The client of the running loop. Raises whatever making one raises."""
+        """The client of the running loop. Raises whatever making one raises.
+
+        Raises:
+            ModelError: No client can be made of what the environment says.
+        """
         if self._given is not None:
             return self._given
         loop = asyncio.get_running_loop()
@@ -59,7 +80,10 @@ class Clients(Generic[C]):
                 if other.is_closed():
                     self._owned.pop(other, None)  # another thread may do so as well
             owner = _owner(self._make)
-            self._owned[loop] = (await anext(owner), owner)
+            try:
+                self._owned[loop] = (await anext(owner), owner)
+            except (httpx2.InvalidURL, OSError, ValueError) as error:
+                raise not_set_up(error) from error
         return self._owned[loop][0]
 
 

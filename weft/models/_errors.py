@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
 
-from weft.model import ModelError, ModelEvent
+from weft.model import Finish, ModelError, ModelEvent, ReasoningChunk, TextChunk, ToolCallChunk, WholeCall
 
 __all__ = [
     "UNREADABLE",
@@ -19,14 +18,14 @@ __all__ = [
     "events_of",
     "hint",
     "not_made",
+    "not_set_up",
     "retry_after",
     "status_code",
     "timed_out",
     "told",
+    "unknown_call",
     "unreadable",
 ]
-
-T = TypeVar("T")
 
 _SAFE_WORD = re.compile(r"[A-Za-z_]{1,64}|\d{1,5}")
 """What an error's type or code looks like, and a key does not."""
@@ -122,8 +121,16 @@ def connection_failed(asked: Asked, cause: BaseException | None = None) -> Model
 
 def not_made(error: BaseException, asked: Asked) -> ModelError:
     """No request could be made of what was given: an address without a scheme, a key that no header can hold."""
-    text = f"no request could be made ({type(error).__name__}): check the base URL, and {asked.key}"
+    text = f"no request could be made ({type(error).__name__}): check the base URL, {asked.key}, and Settings(extra=…)"
     return ModelError(text, code="MODEL_REQUEST")
+
+
+def not_set_up(error: Exception) -> ModelError:
+    """No client could be made of what the environment says: an address, a proxy, a certificate."""
+    what = f"no client could be made ({type(error).__name__})"
+    return ModelError(
+        f"{what}: check the base URL, and the proxies and certificates that are set", code="MODEL_REQUEST"
+    )
 
 
 def check_page(headers: Mapping[str, str], asked: Asked) -> None:
@@ -132,7 +139,7 @@ def check_page(headers: Mapping[str, str], asked: Asked) -> None:
     Raises:
         ModelError: It is one.
     """
-    if headers.get("content-type", "").startswith("text/html"):
+    if headers.get("content-type", "").lower().startswith("text/html"):
         raise ModelError(f"{asked.server} answered with a web page: check the base URL", code="MODEL_SERVER")
 
 
@@ -141,16 +148,40 @@ def unreadable() -> ModelError:
     return ModelError(UNREADABLE, code="MODEL_SERVER")
 
 
-def events_of(take: Callable[[T], Iterable[ModelEvent]], given: T) -> list[ModelEvent]:
-    """The events of one thing that the server gave.
+def unknown_call(kind: object) -> ModelError:
+    """The reply has a call of a kind that no tool of weft's answers."""
+    shown = kind if isinstance(kind, str) and _SAFE_WORD.fullmatch(kind) else "unknown"
+    text = f"the reply has a call of the type {shown}, which nobody here answers; take it from Settings(extra=…)"
+    return ModelError(text, code="MODEL_REQUEST")
+
+
+def events_of(said: Iterable[ModelEvent]) -> list[ModelEvent]:
+    """The events that are made of one thing that the server gave.
 
     Raises:
         ModelError: It is not what the protocol says: the SDKs check little of what they parse.
     """
     try:
-        return list(take(given))
+        events = list(said)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise unreadable() from error
+    if not all(map(_is_sound, events)):
+        raise unreadable()
+    return events
+
+
+def _is_sound(event: object) -> bool:
+    """Whether the fields that were taken over from the server are of their types."""
+    match event:
+        case (
+            TextChunk(text=str())
+            | ReasoningChunk(text=str())
+            | ToolCallChunk(index=int(), name=str() | None, arguments=str())
+            | WholeCall(name=str(), arguments=str())
+            | Finish(provider_reason=str() | None)
+        ):
+            return True
+    return False
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

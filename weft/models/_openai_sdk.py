@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -10,18 +11,17 @@ from typing import Any, Literal, TypeAlias
 from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
 
 from weft.model import ModelError, Settings
-from weft.models._client import Clients
+from weft.models._client import Clients, other_errors
 from weft.models._errors import (
     Asked,
     connection_failed,
     hint,
-    not_made,
     retry_after,
     status_code,
     timed_out,
     told,
-    unreadable,
 )
+from weft.models._wire import extra_of
 
 __all__ = ["KEY", "Json", "Reason", "arguments_text", "client_here", "count_of", "extra_body", "failed", "model_errors"]
 
@@ -30,6 +30,7 @@ Reason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "filter",
 
 
 KEY = "OPENAI_API_KEY"
+_STATUS = re.compile(r"[45]\d\d")
 
 
 async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
@@ -47,7 +48,7 @@ async def client_here(clients: Clients[AsyncOpenAI]) -> AsyncOpenAI:
 
 def extra_body(settings: Settings) -> Json:
     """The argument by which the SDK puts `settings.extra` into the body, over what is there."""
-    return {"extra_body": dict(settings.extra)} if settings.extra else {}
+    return {"extra_body": extra_of(settings)} if settings.extra else {}
 
 
 def arguments_text(arguments: object) -> str | None:
@@ -65,13 +66,10 @@ def count_of(counted: object, name: str) -> int:
 def model_errors(asked: Asked) -> Iterator[None]:
     """Turn the SDK's errors into ones that are safe to store."""
     try:
-        yield
+        with other_errors(asked):
+            yield
     except OpenAIError as error:
         raise _model_error(error, asked) from error
-    except UnicodeEncodeError as error:  # a key that no header can hold
-        raise not_made(error, asked) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through
-        raise unreadable() from error
 
 
 def _model_error(error: OpenAIError, asked: Asked) -> ModelError:
@@ -102,9 +100,12 @@ def _refused(error: APIStatusError, asked: Asked) -> ModelError:
 
 
 def failed(message: object, *words: object) -> ModelError:
-    """An error that stands in a reply, by the vendor's message and its words for it."""
-    code = "MODEL_REQUEST" if any(str(word).startswith("invalid_") for word in words) else "MODEL_SERVER"
-    return told("the server reported an error", code, words, too_long=_too_long(message))
+    """An error that stands in a reply, by the vendor's message and its words for it; some give a status as one."""
+    said = [str(word) if isinstance(word, int) else word for word in words]
+    status = next((int(word) for word in said if isinstance(word, str) and _STATUS.fullmatch(word)), 500)
+    invalid = any(str(word).startswith("invalid_") for word in said)
+    code = "MODEL_REQUEST" if invalid else status_code(status)
+    return told("the server reported an error", code, said, too_long=_too_long(message))
 
 
 def _too_long(message: object) -> bool:

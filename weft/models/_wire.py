@@ -8,9 +8,10 @@ import re
 from typing import Any
 
 from weft.messages import File, Reasoning, ToolCall
+from weft.model import ModelError, Settings
 from weft.models._stream import is_object
 
-__all__ = ["arguments_of", "base64_of", "data_url", "id_of", "is_own", "name_of", "object_of"]
+__all__ = ["arguments_of", "base64_of", "data_url", "extra_of", "id_of", "is_own", "name_of", "object_of"]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST_NAME = 64
@@ -48,6 +49,20 @@ def object_of(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def extra_of(settings: Settings) -> dict[str, Any]:
+    """The fields that go in as they are.
+
+    Raises:
+        ModelError: One of them holds a number without a value in JSON, or holds itself.
+    """
+    extra = dict(settings.extra)
+    try:
+        json.dumps(extra, allow_nan=False, default=repr)  # the SDKs can write more than JSON's own types
+    except (ValueError, RecursionError) as error:
+        raise ModelError("Settings(extra=…) holds what JSON cannot say", code="MODEL_REQUEST") from error
+    return extra
 
 
 def base64_of(file: File) -> str | None:

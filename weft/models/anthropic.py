@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
-import httpx2
 from anthropic import (
     AnthropicError,
     APIConnectionError,
@@ -46,14 +45,13 @@ from weft.model import (
     WholeCall,
 )
 from weft.models._anthropic_body import PROVIDER, body_of
-from weft.models._client import Clients, check_allowed
+from weft.models._client import Clients, check_allowed, other_errors
 from weft.models._errors import (
     Asked,
     check_page,
     connection_failed,
     events_of,
     hint,
-    not_made,
     retry_after,
     status_code,
     timed_out,
@@ -122,14 +120,14 @@ class AnthropicMessages:
                 async with await client.messages.create(**body, stream=True) as events:
                     check_page(events.response.headers, asked)
                     async for event in events:
-                        for told_event in events_of(reply.take_event, event):
+                        for told_event in events_of(reply.take_event(event)):
                             yield told_event
             else:
                 # with a timeout of its own the SDK does not refuse a long reply that is not streamed
                 message = await client.messages.create(**body, timeout=client.timeout)
-                for told_event in events_of(reply.take_whole, message):
+                for told_event in events_of(reply.take_whole(message)):
                     yield told_event
-        for told_event in reply.end():
+        for told_event in events_of(reply.end()):
             yield told_event
 
     async def _client(self) -> AsyncAnthropic:
@@ -186,7 +184,7 @@ class _Block:
     def begin(self) -> Iterator[ModelEvent]:
         """What the start says already."""
         match self.said:
-            case {"type": "text", "text": str(text)} if text:
+            case {"type": "text", "text": text} if text:
                 yield TextChunk(text=text)
             case {"type": "thinking", "thinking": str(text)} if text:
                 yield ReasoningChunk(text=text)
@@ -247,11 +245,11 @@ class _Reply:
     def take_event(self, event: object) -> Iterator[ModelEvent]:
         """The events of one of the stream's."""
         match event:
-            case RawContentBlockDeltaEvent(type="content_block_delta", index=int(index), delta=delta):
+            case RawContentBlockDeltaEvent(type="content_block_delta", index=index, delta=delta):
                 yield from self._take_delta(index, delta)
-            case RawContentBlockStartEvent(type="content_block_start", index=int(index), content_block=block):
+            case RawContentBlockStartEvent(type="content_block_start", index=index, content_block=block):
                 yield from self._begin(index, block)
-            case RawContentBlockStopEvent(type="content_block_stop", index=int(index)):
+            case RawContentBlockStopEvent(type="content_block_stop", index=index):
                 yield from self._end(index)
             case RawMessageStartEvent(type="message_start", message=AnthropicMessage(usage=usage)):
                 self._take_usage(usage)
@@ -263,6 +261,8 @@ class _Reply:
 
     def take_whole(self, message: object) -> Iterator[ModelEvent]:
         """The events of a whole reply, but for its end."""
+        if isinstance(message, AnthropicMessage):
+            _check_error(message)
         if not isinstance(message, AnthropicMessage) or not isinstance(message.content, list):
             raise unreadable()
         self._take_usage(message.usage)
@@ -304,11 +304,11 @@ class _Reply:
         if block is None:
             raise unreadable()
         match delta:
-            case InputJSONDelta(partial_json=str(text)) if text:
+            case InputJSONDelta(partial_json=text) if text:
                 block.pieces.append(text)
                 if block.kind == "tool_use":
                     yield ToolCallChunk(index=block.call, arguments=text)
-            case ThinkingDelta(thinking=str(text)) if text:
+            case ThinkingDelta(thinking=text) if text:
                 block.pieces.append(text)
                 yield ReasoningChunk(text=text)
             case SignatureDelta(signature=str(signature)):
@@ -327,7 +327,7 @@ class _Reply:
             "thought": getattr(details, "thinking_tokens", None),
         }
         for name, count in counts.items():
-            if isinstance(count, int):
+            if isinstance(count, int) and 0 < count < 2**63:
                 self._spent[name] = max(count, self._spent.get(name, 0))
 
 
@@ -371,17 +371,10 @@ def _usage(spent: dict[str, int]) -> Usage | None:
 def _model_errors(asked: Asked) -> Iterator[None]:
     """Turn the SDK's errors into ones that are safe to store."""
     try:
-        yield
+        with other_errors(asked):
+            yield
     except AnthropicError as error:
         raise _model_error(error, asked) from error
-    except httpx2.TimeoutException as error:  # the SDK lets these through while it streams
-        raise timed_out(asked) from error
-    except httpx2.TransportError as error:
-        raise connection_failed(asked, error) from error
-    except UnicodeEncodeError as error:  # a key that no header can hold
-        raise not_made(error, asked) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, httpx2.DecodingError) as error:
-        raise unreadable() from error
 
 
 def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
@@ -400,11 +393,28 @@ def _model_error(error: AnthropicError, asked: Asked) -> ModelError:
 
 
 def _told(text: str, error: APIStatusError, code: str, hint: str) -> ModelError:
-    too_long = "prompt is too long" in error.message or "exceed context limit" in error.message
-    if "credit balance is too low" in error.message:  # an invalid_request_error, by its type
-        code = "MODEL_QUOTA"
     wait = retry_after(error.response.headers)
-    return told(text, code, (error.type, error.error_code), too_long=too_long, wait=wait, hint=hint)
+    return _failed(text, code, error.message, (error.type, error.error_code), wait=wait, hint=hint)
+
+
+def _failed(
+    text: str, code: str, message: str, words: Iterable[object], *, wait: float | None = None, hint: str = ""
+) -> ModelError:
+    """As `told`, with what only the vendor's message says."""
+    too_long = "prompt is too long" in message or "exceed context limit" in message
+    if "credit balance is too low" in message:  # an invalid_request_error, by its type
+        code = "MODEL_QUOTA"
+    return told(text, code, words, too_long=too_long, wait=wait, hint=hint)
+
+
+def _check_error(message: AnthropicMessage) -> None:
+    """Raise the error that stands in place of a reply, with a status of 200."""
+    kind: object = message.type
+    if kind == "error":
+        error = (message.model_extra or {}).get("error")
+        said = error if isinstance(error, Mapping) else {}
+        word = said.get("type")
+        raise _failed("the server reported an error", _code_of(word), str(said.get("message")), (word,))
 
 
 def _code_of(word: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Literal
 
 from openai import AsyncOpenAI, BaseModel
@@ -30,14 +30,27 @@ from weft.model import (
     ToolDefinition,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import check_page, events_of, unreadable
-from weft.models._openai_sdk import KEY, Json, Reason, arguments_text, client_here, count_of, extra_body, model_errors
+from weft.models._errors import check_page, events_of, unknown_call, unreadable
+from weft.models._openai_sdk import (
+    KEY,
+    Json,
+    Reason,
+    arguments_text,
+    client_here,
+    count_of,
+    extra_body,
+    failed,
+    model_errors,
+)
 from weft.models._stream import Calls, Fragment
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
 from weft.models._wire import arguments_of, data_url, name_of
 
 __all__ = ["OpenAIChat"]
+
+_BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
+"""With what compatible servers end a reply that they could not finish."""
 
 
 class OpenAIChat:
@@ -92,12 +105,12 @@ class OpenAIChat:
                 async with await answer as chunks:
                     check_page(chunks.response.headers, asked)
                     async for chunk in chunks:
-                        for event in events_of(reply.take_chunk, chunk):
+                        for event in events_of(reply.take_chunk(chunk)):
                             yield event
             else:
-                for event in events_of(reply.take_whole, await completions.create(**body)):
+                for event in events_of(reply.take_whole(await completions.create(**body))):
                     yield event
-        for event in reply.end():
+        for event in events_of(reply.end()):
             yield event
 
 
@@ -200,10 +213,12 @@ class _Reply:
     The SDK does not validate what it reads: a field may be None, or of another type, against its annotation.
     """
 
-    __slots__ = ("_calls", "_reason", "_refused", "_usage")
+    __slots__ = ("_calls", "_choice", "_reason", "_refused", "_usage")
 
     def __init__(self) -> None:
         self._calls = Calls()
+        self._choice: int | None = None
+        """The index of the choice that is read; there are others where `extra` asks for several."""
         self._reason: str | None = None
         self._refused = False
         self._usage: Usage | None = None
@@ -211,13 +226,19 @@ class _Reply:
     def take_chunk(self, chunk: ChatCompletionChunk) -> Iterator[ModelEvent]:
         """The events of a chunk."""
         self._usage = _usage(chunk.usage) or self._usage
-        for choice in (chunk.choices or ())[:1]:
+        choices = chunk.choices or ()
+        if self._choice is None and choices:
+            self._choice = choices[0].index
+        for choice in [choice for choice in choices if choice.index in (None, self._choice)][:1]:
             self._reason = choice.finish_reason or self._reason
             yield from self._take_delta(choice.delta)
 
     def take_whole(self, completion: object) -> Iterator[ModelEvent]:
         """The events of a whole reply, but for its end."""
-        if not isinstance(completion, ChatCompletion) or not completion.choices:
+        if not isinstance(completion, ChatCompletion):
+            raise unreadable()
+        _check_error(completion)
+        if not completion.choices:
             raise unreadable()
         choice = completion.choices[0]
         self._usage = _usage(completion.usage)
@@ -230,6 +251,8 @@ class _Reply:
         """The whole calls, and the finish."""
         if not self._reason:
             raise ModelError("the reply was cut before its end", code="MODEL_CUT")
+        if self._reason in _BROKEN_OFF:
+            raise ModelError(f"the server broke the reply off ({self._reason})", code="MODEL_CUT")
         yield from self._calls.whole()
         reason = _finish_reason(self._reason, calls=bool(self._calls), refused=self._refused)
         yield Finish(reason=reason, usage=self._usage, provider_reason=self._reason)
@@ -256,6 +279,15 @@ class _Reply:
                 yield chunk
 
 
+def _check_error(completion: ChatCompletion) -> None:
+    """Raise the error that compatible servers give in place of a reply, or beside one, with a status of 200."""
+    error = (completion.model_extra or {}).get("error")
+    if error and isinstance(error, Mapping):
+        raise failed(error.get("message"), error.get("type"), error.get("code"))
+    if error:
+        raise failed(error)
+
+
 def _thought(said: BaseModel) -> Iterator[ModelEvent]:
     """Reasoning as compatible servers give it, in one of two fields that the SDK has no names for."""
     more = said.model_extra or {}
@@ -265,17 +297,22 @@ def _thought(said: BaseModel) -> Iterator[ModelEvent]:
 
 
 def _fragment(call: ChoiceDeltaToolCall) -> Fragment:
-    function = call.function
+    kind: object = call.type
+    if kind == "custom":
+        raise unknown_call(kind)
+    given: object = call.index
+    function, index = call.function, given if isinstance(given, int) else None
     if function is None:
-        return Fragment(index=call.index, id=call.id)
-    return Fragment(index=call.index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
+        return Fragment(index=index, id=call.id)
+    return Fragment(index=index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
 
 
 def _whole_calls(calls: Iterable[ChatCompletionMessageToolCallUnion] | None) -> Iterator[Fragment]:
     for index, call in enumerate(calls or ()):
-        if isinstance(call, ChatCompletionMessageFunctionToolCall):
-            function = call.function
-            yield Fragment(index=index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
+        if not isinstance(call, ChatCompletionMessageFunctionToolCall):
+            raise unknown_call(call.type)
+        function = call.function
+        yield Fragment(index=index, id=call.id, name=function.name, arguments=arguments_text(function.arguments))
 
 
 def _finish_reason(word: str, *, calls: bool, refused: bool) -> Reason:
@@ -283,7 +320,7 @@ def _finish_reason(word: str, *, calls: bool, refused: bool) -> Reason:
     if refused:
         return "refusal"
     match word:
-        case "length":
+        case "length" | "model_length":
             return "length"
         case "content_filter":
             return "filter"

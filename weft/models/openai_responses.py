@@ -46,7 +46,7 @@ from weft.model import (
     WholeCall,
 )
 from weft.models._client import Clients, check_allowed
-from weft.models._errors import check_page, events_of, unreadable
+from weft.models._errors import check_page, events_of, unknown_call, unreadable
 from weft.models._openai_sdk import (
     KEY,
     Json,
@@ -60,13 +60,17 @@ from weft.models._openai_sdk import (
 )
 from weft.models._strict import openai_strict
 from weft.models._windows import OPENAI, window_of
-from weft.models._wire import arguments_of, data_url, is_own, name_of
+from weft.models._wire import arguments_of, data_url, is_own, name_of, object_of
 
 __all__ = ["OpenAIResponses"]
 
 _PROVIDER = "openai-responses"
 _CARRIED = frozenset({"reasoning", "compaction", "web_search_call", "file_search_call", "code_interpreter_call"})
 """Items that are kept as they are, to be sent back in their place: what a reasoning item stands before must stay."""
+_ASKING = frozenset(
+    {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"}
+)
+"""Items that ask for something as a function call does, and that no tool of weft's answers."""
 _ENDS = frozenset({"incomplete", "failed", "cancelled"})
 
 
@@ -123,12 +127,13 @@ class OpenAIResponses:
                 async with answer as events:
                     check_page(answer.response.headers, asked)
                     async for event in events:
-                        for given in events_of(reply.take_event, event):
+                        for given in events_of(reply.take_event(event)):
                             yield given
             else:
-                for given in events_of(reply.take_whole, answer):
+                for given in events_of(reply.take_whole(answer)):
                     yield given
-        yield reply.finish()
+        for given in events_of([reply.finish()]):
+            yield given
 
     async def _ask(
         self, responses: AsyncResponses, body: Json, stream: bool
@@ -255,10 +260,12 @@ def _call(call: ToolCall) -> Json:
 def _carried(block: str) -> Iterator[Json]:
     """The server's own item, but for fields that are null, which it does not take back.
 
-    Reasoning that holds nothing is left out: the server would look for it in its store, where nothing is.
+    Reasoning that holds nothing is left out: the server would look for it in its store, where nothing is. So is what
+    is no item, or cannot be sent.
     """
-    item: Json = json.loads(block)
-    if item["type"] != "reasoning" or item.get("encrypted_content") or item.get("content"):
+    item = object_of(block) or {}
+    kept = item.get("type") in _CARRIED
+    if kept and (item["type"] != "reasoning" or item.get("encrypted_content") or item.get("content")):
         yield {name: value for name, value in item.items() if value is not None}
 
 
@@ -275,12 +282,12 @@ class _Reply:
     __slots__ = ("_called", "_finish", "_paragraph", "_refused", "_shown", "_taken", "_written")
 
     def __init__(self) -> None:
-        self._shown: set[int] = set()
+        self._shown: set[int | None] = set()
         """Items that are under way, by the server's index, of which some text was streamed."""
-        self._written: dict[int, list[str]] = {}
+        self._written: dict[int | None, list[str]] = {}
         """Arguments of the calls that are under way."""
         self._paragraph: tuple[str, int] | None = None
-        self._taken: list[tuple[int, BaseModel | None]] = []
+        self._taken: list[tuple[int | None, BaseModel | None]] = []
         """The items that are complete, by the server's index."""
         self._called = False
         self._refused = False
@@ -288,21 +295,22 @@ class _Reply:
 
     def take_event(self, event: ResponseStreamEvent) -> Iterator[ModelEvent]:
         """What an event of the stream says."""
+        index = _index(event)
         match event:
             case ResponseTextDeltaEvent() | ResponseRefusalDeltaEvent():
-                yield from self._take_text(event)
+                yield from self._take_text(event, index)
             case ResponseReasoningSummaryTextDeltaEvent():
-                yield from self._take_thought(event, event.summary_index)
+                yield from self._take_thought(event, index, event.summary_index)
             case ResponseReasoningTextDeltaEvent():
-                yield from self._take_thought(event, event.content_index)
+                yield from self._take_thought(event, index, event.content_index)
             case ResponseOutputItemAddedEvent(item=ResponseFunctionToolCall() as call):
-                self._written[event.output_index] = []
-                yield ToolCallChunk(index=event.output_index or 0, name=call.name)
+                self._written[index] = []
+                yield ToolCallChunk(index=index or 0, name=call.name)
             case ResponseFunctionCallArgumentsDeltaEvent() if event.delta:
-                self._written.setdefault(event.output_index, []).append(event.delta)
-                yield ToolCallChunk(index=event.output_index or 0, arguments=event.delta)
+                self._written.setdefault(index, []).append(event.delta)
+                yield ToolCallChunk(index=index or 0, arguments=event.delta)
             case ResponseOutputItemDoneEvent():
-                yield from self._take_item(event.item, event.output_index)
+                yield from self._take_item(event.item, index)
             case ResponseCompletedEvent() | ResponseIncompleteEvent() | ResponseFailedEvent():
                 yield from self._take_end(event.response, event.type.removeprefix("response."))
             case ResponseErrorEvent():
@@ -322,22 +330,27 @@ class _Reply:
             raise ModelError("the reply was cut before its end", code="MODEL_CUT")
         return self._finish
 
-    def _take_text(self, event: ResponseTextDeltaEvent | ResponseRefusalDeltaEvent) -> Iterator[ModelEvent]:
+    def _take_text(
+        self, event: ResponseTextDeltaEvent | ResponseRefusalDeltaEvent, index: int | None
+    ) -> Iterator[ModelEvent]:
         if event.delta:
-            self._shown.add(event.output_index)
+            self._shown.add(index)
             self._refused |= isinstance(event, ResponseRefusalDeltaEvent)
             yield TextChunk(text=event.delta)
 
     def _take_thought(
-        self, event: ResponseReasoningSummaryTextDeltaEvent | ResponseReasoningTextDeltaEvent, index: int
+        self,
+        event: ResponseReasoningSummaryTextDeltaEvent | ResponseReasoningTextDeltaEvent,
+        index: int | None,
+        part: int,
     ) -> Iterator[ModelEvent]:
         if event.delta:
-            self._shown.add(event.output_index)
-            before, self._paragraph = self._paragraph, (event.type, index)
+            self._shown.add(index)
+            before, self._paragraph = self._paragraph, (event.type, part)
             gap = "\n\n" if before not in (None, self._paragraph) else ""
             yield ReasoningChunk(text=gap + event.delta)
 
-    def _take_item(self, item: BaseModel | None, index: int) -> Iterator[ModelEvent]:
+    def _take_item(self, item: BaseModel | None, index: int | None) -> Iterator[ModelEvent]:
         """An item that is complete: what of it was not streamed, then the call or the block."""
         if (index, item) in self._taken:  # told twice
             return
@@ -355,6 +368,8 @@ class _Reply:
             case BaseModel() if getattr(item, "type", None) in _CARRIED:
                 text = _thought(item) if isinstance(item, ResponseReasoningItem) and not shown else ""
                 yield ReasoningChunk(text=text, block=json.dumps(item.to_dict(warnings=False)))
+            case BaseModel() if getattr(item, "type", None) in _ASKING:
+                raise unknown_call(getattr(item, "type", None))
 
     def _texts(self, message: ResponseOutputMessage) -> Iterator[str]:
         for part in message.content or ():
@@ -364,7 +379,7 @@ class _Reply:
             if text:
                 yield text
 
-    def _take_call(self, call: ResponseFunctionToolCall, index: int) -> Iterator[ModelEvent]:
+    def _take_call(self, call: ResponseFunctionToolCall, index: int | None) -> Iterator[ModelEvent]:
         self._called = True
         written = self._written.pop(index, None)
         arguments = arguments_text(call.arguments) or "".join(written or ())
@@ -381,13 +396,17 @@ class _Reply:
         status: str | None = response.status
         if word is not None and status not in _ENDS:
             status = word
+        error = response.error
+        if error is not None and (error.message or error.code):
+            raise failed(error.message, error.code)
+        if status == "failed":
+            raise failed(None)
         if status is None:
             raise unreadable()
-        if status == "failed":
-            error = response.error
-            raise failed(None) if error is None else failed(error.message, error.code)
         for index, item in self._left(response.output or ()):
             yield from self._take_item(item, index)
+        if status == "completed" and self._written and not self._called:  # a call that never came whole
+            raise unreadable()
         if status in ("completed", "incomplete"):
             said = (response.incomplete_details and response.incomplete_details.reason) or status
             usage = _usage(response.usage)
@@ -408,6 +427,12 @@ class _Reply:
         if status == "incomplete":
             return "filter" if said == "content_filter" else "length"
         return "tool_calls" if self._called else "stop"
+
+
+def _index(event: ResponseStreamEvent) -> int | None:
+    """The place of the event's item; None if the server did not say."""
+    given: object = getattr(event, "output_index", None)
+    return given if isinstance(given, int) else None
 
 
 def _thought(item: ResponseReasoningItem) -> str:

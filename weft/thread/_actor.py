@@ -23,6 +23,7 @@ from weft._toolcall import judge
 from weft.errors import Busy, Changed, Closed, Locked
 from weft.events import TurnStarted
 from weft.messages import Message
+from weft.model import info_of
 from weft.thread import _approvals, _branches, _cancelling, _inbox, _turns, entries
 from weft.thread._again import persisting
 from weft.thread._children import Delegation
@@ -169,7 +170,7 @@ class Actor:
         _branches.check_idle(view)
         leaf = view.leaf
         compaction = agent.compaction or Compaction()
-        room = compaction.room(agent._resolved().info())._replace(most=None)
+        room = compaction.room(info_of(agent._resolved()))._replace(most=None)
         used = compaction.tokens.estimate(view.transcript.messages)
         ask = partial(ask_alone, clock=self.node.clock, ids=self.node.ids)
         made = await shorter(view, compaction, room, used, agent._resolved(compaction.summarizer), ask)

@@ -13,7 +13,7 @@ from weft._idle import Idle, listen
 from weft._ports import Clock, Ids
 from weft._reply import Reply
 from weft.messages import UNKNOWN_CALL, Message, Usage
-from weft.model import CONTEXT, Finish, Model, ModelError, ModelRequest, Settings
+from weft.model import CONTEXT, Finish, Model, ModelError, ModelRequest, Settings, info_of
 from weft.thread import entries
 from weft.thread._view import View, read
 
@@ -64,7 +64,7 @@ async def shorter(
     after = found.after + tokens.count(text)
     if after >= found.before:
         raise Unusable("is as long as what it stands for", finish.usage)
-    by = finish.by or summarizer.info()
+    by = finish.by or info_of(summarizer)
     model = f"{by.provider}:{by.model}"
     return entries.Compaction(
         keep=keep, summary=text, usage=finish.usage, model=model, before=found.before, after=after
@@ -113,7 +113,7 @@ def _open_work(view: View) -> tuple[str, ...]:
 async def ask_alone(model: Model, request: ModelRequest, clock: Clock, ids: Ids) -> tuple[Message, Finish]:
     """A model call outside any run."""
     reply = Reply(request.run_id, ids, None)
-    info = model.info()
+    info = info_of(model)
     idle = Idle(clock)
     try:
         seconds = None if info.own_idle else request.settings.idle

@@ -43,6 +43,7 @@ from weft._toolcall import digest_of
 from weft.errors import Locked
 from weft.events import Compacted, TurnEnded, TurnStarted
 from weft.messages import ErrorInfo, Message, ToolCall, ToolResult
+from weft.model import info_of
 from weft.thread import entries
 from weft.thread._live import Live
 from weft.thread._receipts import child_id, over
@@ -257,7 +258,7 @@ class TurnRunner:
         compaction = None if loop is None else loop.setup.compaction
         if loop is None or compaction is None or self._no_room:
             return False
-        room = compaction.room(loop.setup.model.info())
+        room = compaction.room(info_of(loop.setup.model))
         used = self._used(loop, compaction)
         if overflow:
             half = compaction.tokens.estimate(loop.history()) // 2
