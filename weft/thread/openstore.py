@@ -100,10 +100,23 @@ class OpenStore:
         self._claims = 0
         self._idle: asyncio.Future[None] | None = None
         self._open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """In which it was entered, until it is left."""
 
     # -- opening and leaving
 
     async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise WrongCall("the store is entered already: enter it once, where the application starts, and hand it on")
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._enter()
+        except BaseException:
+            self._loop = None
+            raise
+        return self
+
+    async def _enter(self) -> None:
         if isinstance(self.store, RenewsAlone):
             self.store.on_renewal(self._renewed)
         await self.store.start()
@@ -114,7 +127,6 @@ class OpenStore:
             raise
         self._open = True
         self._host.spawn(self._renew(), name="weft leases")
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,7 +138,10 @@ class OpenStore:
             if self._runners and not self.store.survives:
                 await self._cancel_running()
         finally:
-            await self._end()
+            try:
+                await self._end()
+            finally:
+                self._loop = None
 
     async def _end(self) -> None:
         try:
@@ -255,12 +270,27 @@ class OpenStore:
         """Refuse new work once the store is being left.
 
         Raises:
-            Closed: It is, or it was not entered, or something has ended all that runs in it.
+            Closed: It is, or it was not entered, or something has ended all that runs in it, or another event loop
+                runs than that in which it was entered.
         """
         if self._why.__cause__ is not None:
             raise self._why
         if not self._open:
             raise Closed("the store is not open; use `async with open_store(…) as store:`, then store.open(id, agent)")
+        with suppress(RuntimeError):  # no loop runs: nobody waits
+            self.check_loop(asyncio.get_running_loop())
+
+    def check_loop(self, running: asyncio.AbstractEventLoop) -> None:
+        """Refuse another event loop than that in which the store was entered: whoever waits there is never woken.
+
+        Raises:
+            Closed: It is another.
+        """
+        if running is not self._loop:
+            raise Closed(
+                "the store was entered in another event loop; use it there, from another thread by "
+                "asyncio.run_coroutine_threadsafe(…, that loop), or enter one of your own here"
+            )
 
     @property
     def leaving(self) -> bool:
