@@ -1,13 +1,29 @@
 """What is no agent, no input and no history is refused where it is given, in words that say what to give."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NewType, Protocol, TypedDict
 
 import pytest
 
-from weft import Agent, File, Message, ModelFailed, Settings, Text, ToolCall, ToolResult, Usage, tool
-from weft.errors import InvalidDecision, WrongCall
+from weft import (
+    Agent,
+    Compaction,
+    File,
+    Limits,
+    Message,
+    ModelFailed,
+    Settings,
+    Text,
+    ToolCall,
+    ToolResult,
+    Usage,
+    tool,
+)
+from weft.errors import InvalidDecision, InvalidTool, WrongCall
+from weft.models import fallback, retry
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, override, say
 from weft.thread import approve, deny, open_store
@@ -200,8 +216,49 @@ async def test_a_file_without_bytes_or_url_is_no_input() -> None:
     ],
 )
 def test_settings_that_no_provider_knows_are_refused(wrong: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(WrongCall, match=text):
         Settings(**wrong)
+
+
+NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
+    (Limits, "steps", "3", "Limits(steps=…) is a number of at least 1; not '3'"),
+    (Limits, "retries", None, "Limits(retries=…) is a number of at least 0; not None"),
+    (Limits, "tokens", "50", "Limits(tokens=…) is a number of at least 1, or None; not '50'"),
+    (Limits, "repeats", [2], "Limits(repeats=…) is a number of at least 2, or None; not [2]"),
+    (Limits, "seconds", "60", "Limits(seconds=…) is a positive number of seconds, or None; not '60'"),
+    (Settings, "temperature", "hot", "Settings(temperature=…) is a number of at least 0, or None; not 'hot'"),
+    (Settings, "max_tokens", "9", "Settings(max_tokens=…) is a number of at least 1, or None; not '9'"),
+    (Settings, "idle", "60", "Settings(idle=…) is a positive number of seconds, or None; not '60'"),
+    (Settings, "extra", 5, "Settings(extra=…) is a dict of fields of the request; not 5"),
+    (Compaction, "window", "8000", "Compaction(window=…) is at least 1,000 tokens"),
+    (Compaction, "keep", "8000", "Compaction(reserve=…, keep=…): both are at least 1 token"),
+    (Pool, "limit", "2", "Pool(limit, depth=…): both are at least 1"),
+    (Pool, "limit", None, "Pool(limit, depth=…): both are at least 1"),
+    (partial(retry, Script()), "attempts", "3", "retry(attempts=…) is a number of at least 1; not '3'"),
+    (partial(retry, Script()), "first", "3", "retry(first=…, longest=…) are seconds, and 0 <= first <= longest"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "given", "text"), NUMBERS)
+def test_a_number_that_is_none_is_refused_by_its_name(
+    make: Callable[..., Any], name: str, given: Any, text: str
+) -> None:
+    with pytest.raises(WrongCall, match=re.escape(text)):
+        make(**{name: given})
+
+
+@pytest.mark.parametrize("name", ["timeout", "expires", "attempts", "cap"])
+def test_a_tools_number_that_is_none_is_refused_by_its_name(name: str) -> None:
+    options: dict[str, Any] = {name: "3"}
+    with pytest.raises(InvalidTool, match=rf"tool 'search': {name} .*not '3'"):
+        tool(**options)(search)
+
+
+@pytest.mark.parametrize("name", ["name", "description"])
+def test_a_tools_text_that_is_none_is_refused_by_its_name(name: str) -> None:
+    options: dict[str, Any] = {name: 5}
+    with pytest.raises(InvalidTool, match=rf"{name} is a text; not 5"):
+        tool(**options)(search)
 
 
 async def test_what_is_no_decision_is_refused_with_what_makes_one() -> None:
@@ -255,3 +312,16 @@ async def test_a_script_that_was_asked_too_often_shows_the_beginning_of_the_last
     with pytest.raises(ModelFailed) as failed:
         await Agent(Script()).run("word " * 1000)
     assert len(str(failed.value)) < 700
+
+
+@pytest.mark.parametrize("given", [5, None, [Script(), Script()], Script, say("hi")])
+@pytest.mark.parametrize("around", [retry, fallback])
+def test_what_is_no_model_is_refused_by_what_stands_around_one(around: Callable[[Any], Any], given: Any) -> None:
+    with pytest.raises(WrongCall, match="takes models, or strings that name them"):
+        around(given)
+
+
+def test_override_takes_names_and_models_and_says_so() -> None:
+    given: Any = [Script()]
+    with pytest.raises(WrongCall, match=re.escape("override takes models by their agents' names, {'desk': Script(…)}")):
+        override(given).__enter__()

@@ -48,10 +48,12 @@ def overriding(models: Mapping[str, Model]) -> Iterator[None]:
     """Within it, agents of these names use these models.
 
     Raises:
-        WrongCall: A key is no name, or a value no model.
+        WrongCall: They are no dict, a key is no name, or a value no model.
     """
+    given: Any = models
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise WrongCall(f"override takes models by their agents' names, {{'desk': Script(…)}}; not {given!r}")
     for name, model in models.items():
-        _given.instance("override's key, an agent's name,", name, str)
         check_model(name, model)
     token = _overrides.set(MappingProxyType({**_overrides.get(), **models}))
     try:

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 from weft.errors import WrongCall
 from weft.messages import Message, clean_text
 
-__all__ = ["conditions", "deps_type", "history", "instance", "listed", "named", "optional", "permissions", "prompting"]
+__all__ = [
+    "at_least",
+    "conditions",
+    "deps_type",
+    "history",
+    "instance",
+    "listed",
+    "named",
+    "optional",
+    "permissions",
+    "positive",
+    "prompting",
+]
 
 T = TypeVar("T")
 
@@ -26,6 +38,16 @@ def instance(name: str, given: object, kind: type[T]) -> T:
     if not isinstance(given, kind):
         raise WrongCall(f"{name}=… is {_a(kind.__name__)}, not {_kind(given)}")
     return given
+
+
+def at_least(least: float, given: object) -> bool:
+    """Whether it is a number from there on."""
+    return isinstance(given, int | float) and given >= least
+
+
+def positive(given: object) -> bool:
+    """Whether it is a number above 0 that has an end."""
+    return isinstance(given, int | float) and 0 < given < float("inf")
 
 
 def named(given: object) -> str:

@@ -76,7 +76,7 @@ class Pool:
     """
 
     def __init__(self, limit: int, *, depth: int = 8, allow: Iterable[str] | None = None) -> None:
-        if limit < 1 or depth < 1:
+        if not (_given.at_least(1, limit) and _given.at_least(1, depth)):
             raise WrongCall("Pool(limit, depth=…): both are at least 1")
         self.limit = limit
         self.depth = depth
