@@ -1,16 +1,17 @@
 """What is no agent, no input and no history is refused where it is given, in words that say what to give."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NewType, Protocol, TypedDict
+from typing import Any, NewType, Protocol, TypedDict, TypeVar
 
 import pytest
 
 from weft import (
     Agent,
     Compaction,
+    Context,
     File,
     Limits,
     Message,
@@ -325,3 +326,67 @@ def test_override_takes_names_and_models_and_says_so() -> None:
     given: Any = [Script()]
     with pytest.raises(WrongCall, match=re.escape("override takes models by their agents' names, {'desk': Script(…)}")):
         override(given).__enter__()
+
+
+async def asks(ctx: Context[Deps], words: str) -> str:
+    """Ask."""
+    return ctx.deps.user
+
+
+def test_a_tool_that_asks_for_deps_is_refused_by_an_agent_without_any() -> None:
+    text = "tool 'asks' asks for Context[Deps], and agent 'desk' has no deps: give Agent(deps=Deps), and the value to"
+    with pytest.raises(InvalidTool, match=re.escape(text)):
+        Agent(Script(), name="desk", tools=[asks])
+    assert Agent(Script(), tools=[asks], deps=Deps).tools
+    with pytest.raises(InvalidTool, match="has no deps"):
+        Agent(Script(), tools=[asks], deps=Deps).replace(deps=None)
+
+
+T = TypeVar("T")
+
+
+async def anything(ctx: Context[Any]) -> str:
+    return ""
+
+
+async def nothing(ctx: Context[None]) -> str:
+    return ""
+
+
+async def unsaid(ctx: Context) -> str:
+    return ""
+
+
+async def perhaps(ctx: Context[Deps | None]) -> str:
+    return ""
+
+
+async def whatever(ctx: Context[object]) -> str:
+    return ""
+
+
+async def generic(ctx: Context[T]) -> str:
+    return ""
+
+
+async def hashable(ctx: Context[Hashable]) -> str:
+    return ""
+
+
+async def structural(ctx: Context[Named]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [anything, nothing, unsaid, perhaps, whatever, generic, hashable, structural],
+    ids=lambda body: body.__name__,
+)
+def test_a_tool_that_can_do_without_deps_is_taken_by_an_agent_without_any(body: Callable[..., Any]) -> None:
+    assert Agent(Script(), tools=[body]).tools
+
+
+def test_an_output_that_is_a_value_is_refused() -> None:
+    wrong: Any = Deps("a")
+    with pytest.raises(WrongCall, match=r"the output of 'agent'.* cannot be described"):
+        Agent(Script(), output=wrong)
