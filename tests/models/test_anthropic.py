@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from copy import deepcopy
@@ -1038,6 +1039,16 @@ async def test_a_block_that_is_none_is_a_typed_error() -> None:
 )
 async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer) -> None:
     assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
+
+
+async def test_a_key_that_no_header_can_hold_is_in_no_traceback() -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        client = anthropic.AsyncAnthropic(api_key=f"{KEY}\n", base_url=f"http://{host}:{port}", max_retries=0)
+        with pytest.raises(ModelError, match="no request could be made") as caught:
+            await anext(AnthropicMessages("claude-opus-5", client=client).stream(asked()))
+        await client.close()
+    assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_page_instead_of_a_stream_is_no_answer() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import traceback
 from contextlib import aclosing
 from copy import deepcopy
 from typing import Any
@@ -693,6 +694,7 @@ async def test_an_address_or_key_of_which_no_request_can_be_made_is_not_tried_ag
         await client.close()
     text = f"no request could be made ({why}): check the base URL, and the key of the client"
     assert (caught.value.code, str(caught.value)) == ("MODEL_REQUEST", text)
+    assert KEY not in "".join(traceback.format_exception(caught.value))  # the HTTP library quotes the whole header
 
 
 async def test_a_refused_key_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "hint",
     "not_made",
     "retry_after",
+    "shown",
     "status_code",
     "timed_out",
     "told",
@@ -34,6 +35,8 @@ _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_erro
 _QUOTA_WORDS = frozenset({"insufficient_quota", "billing_error"})
 _NOT_SENT = frozenset({"InvalidURL", "LocalProtocolError", "UnsupportedProtocol"})
 """What the HTTP library raises before it connects."""
+_QUOTING = frozenset({"InvalidURL", "LocalProtocolError"})
+"""Of these, those whose text has the whole header, so a key, or the whole address."""
 UNREADABLE = "the server's reply could not be read"
 
 
@@ -124,6 +127,11 @@ def not_made(error: BaseException, asked: Asked) -> ModelError:
     """No request could be made of what was given: an address without a scheme, a key that no header can hold."""
     text = f"no request could be made ({type(error).__name__}): check the base URL, and {asked.key}"
     return ModelError(text, code="MODEL_REQUEST")
+
+
+def shown(error: Exception) -> Exception | None:
+    """The error as the cause of ours, which tracebacks show; None where it quotes what it could not send."""
+    return None if type(error.__cause__ or error).__name__ in _QUOTING else error
 
 
 def check_page(headers: Mapping[str, str], asked: Asked) -> None:

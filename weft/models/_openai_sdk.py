@@ -17,6 +17,7 @@ from weft.models._errors import (
     hint,
     not_made,
     retry_after,
+    shown,
     status_code,
     timed_out,
     told,
@@ -67,7 +68,7 @@ def model_errors(asked: Asked) -> Iterator[None]:
     try:
         yield
     except OpenAIError as error:
-        raise _model_error(error, asked) from error
+        raise _model_error(error, asked) from shown(error)
     except UnicodeEncodeError as error:  # a key that no header can hold
         raise not_made(error, asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:  # the SDK lets these through

@@ -55,6 +55,7 @@ from weft.models._errors import (
     hint,
     not_made,
     retry_after,
+    shown,
     status_code,
     timed_out,
     told,
@@ -373,11 +374,11 @@ def _model_errors(asked: Asked) -> Iterator[None]:
     try:
         yield
     except AnthropicError as error:
-        raise _model_error(error, asked) from error
+        raise _model_error(error, asked) from shown(error)
     except httpx2.TimeoutException as error:  # the SDK lets these through while it streams
         raise timed_out(asked) from error
     except httpx2.TransportError as error:
-        raise connection_failed(asked, error) from error
+        raise connection_failed(asked, error) from shown(error)
     except UnicodeEncodeError as error:  # a key that no header can hold
         raise not_made(error, asked) from error
     except (json.JSONDecodeError, UnicodeDecodeError, httpx2.DecodingError) as error:
