@@ -390,3 +390,22 @@ def test_an_output_that_is_a_value_is_refused() -> None:
     wrong: Any = Deps("a")
     with pytest.raises(WrongCall, match=r"the output of 'agent'.* cannot be described"):
         Agent(Script(), output=wrong)
+
+
+class Desk:
+    def look_up(self, order: str) -> str:
+        """Look an order up."""
+        return order
+
+
+def test_a_method_is_a_tool_where_it_is_bound_and_elsewhere_its_refusal_says_so() -> None:
+    text = "tool 'look_up': parameter 'self': a method becomes a tool where it has its object: tools=[thing.look_up]"
+    with pytest.raises(InvalidTool, match=re.escape(text)):
+        tool(Desk.look_up)
+    assert [made.name for made in Agent(Script(), tools=[Desk().look_up]).tools] == ["look_up"]
+
+
+def test_a_pool_wraps_agents_alone() -> None:
+    wrong: Any = "desk"
+    with pytest.raises(WrongCall, match="agent=… is an Agent, not str"):
+        Pool(2).wrap("desk", wrong, description="Looks orders up.")

@@ -358,6 +358,11 @@ def _field(
 ) -> tuple[str, Any, Any]:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise InvalidTool(f"tool {name!r}: parameter {parameter} cannot be filled by name; give it a plain one")
+    if parameter.name not in hints and parameter.name in ("self", "cls"):
+        raise InvalidTool(
+            f"tool {name!r}: parameter {parameter.name!r}: "
+            f"a method becomes a tool where it has its object: tools=[thing.{name}]"
+        )
     if parameter.name not in hints:
         raise InvalidTool(f"tool {name!r}: parameter {parameter.name!r} has no annotation; say what it takes")
     hint = hints[parameter.name]

@@ -115,8 +115,9 @@ class Pool:
 
         Raises:
             NotAllowed: A tool of the child's needs a permission that the pool's `allow` lacks.
+            WrongCall: The agent is none.
         """
-        check_allowed(agent.tools, self.allow)
+        check_allowed(_given.instance("agent", agent, Agent).tools, self.allow)
         return delegating(name, description, _Wrapped(self, agent, deps))
 
     def receipts(self, session: Session[Any]) -> tuple[Receipt, ...]:
