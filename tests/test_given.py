@@ -409,3 +409,9 @@ def test_a_pool_wraps_agents_alone() -> None:
     wrong: Any = "desk"
     with pytest.raises(WrongCall, match="agent=… is an Agent, not str"):
         Pool(2).wrap("desk", wrong, description="Looks orders up.")
+
+
+def test_a_history_that_is_no_list_is_refused_with_where_messages_are() -> None:
+    result: Any = Agent(Script(say("hello"))).run_sync("hi")
+    with pytest.raises(WrongCall, match=r"history=… is a list of messages, such as result\.messages, not Result"):
+        Agent(Script(say("again"))).run_sync("and?", history=result)

@@ -122,13 +122,15 @@ def deps_type(given: Any) -> Any:
     )
 
 
-def history(given: Sequence[Message]) -> Sequence[Message]:
+def history(given: Iterable[Any]) -> Sequence[Message]:
     """Earlier messages.
 
     Raises:
         WrongCall: They are none, such as those of another library, or are of a role that messages do not have.
     """
-    messages = listed("history", given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise WrongCall(f"history=… is a list of messages, such as result.messages, not {_kind(given)}")
+    messages = tuple(given)
     for one in messages:
         if not isinstance(one, Message):
             raise WrongCall(f"history=… holds messages, such as result.messages, not {_kind(one)}")
