@@ -415,3 +415,9 @@ def test_a_history_that_is_no_list_is_refused_with_where_messages_are() -> None:
     result: Any = Agent(Script(say("hello"))).run_sync("hi")
     with pytest.raises(WrongCall, match=r"history=… is a list of messages, such as result\.messages, not Result"):
         Agent(Script(say("again"))).run_sync("and?", history=result)
+
+
+@pytest.mark.parametrize("given", [None, 5, True])
+def test_needs_that_are_no_set_are_refused_where_the_tool_is_defined(given: Any) -> None:
+    with pytest.raises(InvalidTool, match=f"tool 'search': needs is a set of permissions; not {given!r}"):
+        tool(needs=given)(search)

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import (
     TYPE_CHECKING,
@@ -286,6 +286,8 @@ def _check_kinds(name: str, *, effect: object, approval: object, needs: object) 
         raise InvalidTool(f"tool {name!r}: approval is True, False, or a function of the tool's arguments")
     if isinstance(needs, str):
         raise InvalidTool(f"tool {name!r}: needs is a set of permissions: {{{needs!r}}}")
+    if not isinstance(needs, Iterable):
+        raise InvalidTool(f"tool {name!r}: needs is a set of permissions; not {needs!r}")
 
 
 def _check_predicate(name: str, approval: Approval, arguments: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
+from weft.errors import WrongCall
 from weft.model import ModelError
 from weft.models._errors import Asked
 
@@ -37,9 +38,15 @@ class Clients(Generic[C]):
 
     Attributes:
         key: Where the key comes from, in words.
+
+    Raises:
+        WrongCall: What is given is no asynchronous client.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[C]], given: C | None, *, variable: str) -> None:
+        if given is not None and (isinstance(given, type) or not hasattr(given, "__aenter__")):
+            kind = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise WrongCall(f"client=… is an asynchronous client of the vendor's, such as AsyncOpenAI(…); not {kind}")
         self._make = make
         self._given = given
         self.key = variable if given is None else "the key of the client"
