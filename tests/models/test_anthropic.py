@@ -1051,6 +1051,12 @@ async def test_a_key_that_no_header_can_hold_is_in_no_traceback() -> None:
     assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
+async def test_a_server_that_does_not_stream_is_told_from_a_reply_that_was_cut() -> None:
+    failure = await Server(lambda: httpx2.Response(200, json={"choices": []})).failure()
+    text = "model.test answered whole where a stream was asked for: check the base URL, or use Settings(stream=False)"
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
+
+
 async def test_a_page_instead_of_a_stream_is_no_answer() -> None:
     failure = await Server(lambda: httpx2.Response(200, html="<p>Log in</p>")).failure()
     text = "model.test answered with a web page: check the base URL"

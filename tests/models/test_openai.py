@@ -664,6 +664,12 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
 
 
+async def test_a_server_that_does_not_stream_is_told_from_a_reply_that_was_cut() -> None:
+    failure = await Server(lambda: httpx2.Response(200, json={"choices": []})).failure()
+    text = "model.test answered whole where a stream was asked for: check the base URL, or use Settings(stream=False)"
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
+
+
 async def test_a_web_page_is_told_from_a_reply() -> None:
     failure = await Server(lambda: httpx2.Response(200, html="<p>Log in</p>")).failure()
     assert (failure.code, str(failure)) == (

@@ -135,13 +135,17 @@ def shown(error: Exception) -> Exception | None:
 
 
 def check_page(headers: Mapping[str, str], asked: Asked) -> None:
-    """Refuse a web page in place of a reply, such as that of a proxy, or of another service.
+    """Refuse a page in place of a stream: that of a proxy, or one JSON text, as of a server that does not stream.
 
     Raises:
         ModelError: It is one.
     """
-    if headers.get("content-type", "").startswith("text/html"):
+    kind = headers.get("content-type", "")
+    if kind.startswith("text/html"):
         raise ModelError(f"{asked.server} answered with a web page: check the base URL", code="MODEL_SERVER")
+    if kind.startswith("application/json") and "content-length" in headers:  # a stream's length is not known before
+        way = "check the base URL, or use Settings(stream=False)"
+        raise ModelError(f"{asked.server} answered whole where a stream was asked for: {way}", code="MODEL_SERVER")
 
 
 def unreadable() -> ModelError:
