@@ -1,13 +1,30 @@
 """What is no agent, no input and no history is refused where it is given, in words that say what to give."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, NewType, Protocol, TypedDict
+from functools import partial
+from typing import Any, NewType, Protocol, TypedDict, TypeVar
 
 import pytest
 
-from weft import Agent, File, Message, ModelFailed, Settings, Text, ToolCall, ToolResult, Usage, tool
-from weft.errors import InvalidDecision, WrongCall
+from weft import (
+    Agent,
+    Compaction,
+    Context,
+    File,
+    Limits,
+    Message,
+    ModelFailed,
+    Settings,
+    Text,
+    ToolCall,
+    ToolResult,
+    Usage,
+    tool,
+)
+from weft.errors import InvalidDecision, InvalidTool, WrongCall
+from weft.models import fallback, retry
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, override, say
 from weft.thread import approve, deny, open_store
@@ -200,8 +217,49 @@ async def test_a_file_without_bytes_or_url_is_no_input() -> None:
     ],
 )
 def test_settings_that_no_provider_knows_are_refused(wrong: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(WrongCall, match=text):
         Settings(**wrong)
+
+
+NUMBERS: list[tuple[Callable[..., Any], str, Any, str]] = [
+    (Limits, "steps", "3", "Limits(steps=…) is a number of at least 1; not '3'"),
+    (Limits, "retries", None, "Limits(retries=…) is a number of at least 0; not None"),
+    (Limits, "tokens", "50", "Limits(tokens=…) is a number of at least 1, or None; not '50'"),
+    (Limits, "repeats", [2], "Limits(repeats=…) is a number of at least 2, or None; not [2]"),
+    (Limits, "seconds", "60", "Limits(seconds=…) is a positive number of seconds, or None; not '60'"),
+    (Settings, "temperature", "hot", "Settings(temperature=…) is a number of at least 0, or None; not 'hot'"),
+    (Settings, "max_tokens", "9", "Settings(max_tokens=…) is a number of at least 1, or None; not '9'"),
+    (Settings, "idle", "60", "Settings(idle=…) is a positive number of seconds, or None; not '60'"),
+    (Settings, "extra", 5, "Settings(extra=…) is a dict of fields of the request; not 5"),
+    (Compaction, "window", "8000", "Compaction(window=…) is at least 1,000 tokens"),
+    (Compaction, "keep", "8000", "Compaction(reserve=…, keep=…): both are at least 1 token"),
+    (Pool, "limit", "2", "Pool(limit, depth=…): both are at least 1"),
+    (Pool, "limit", None, "Pool(limit, depth=…): both are at least 1"),
+    (partial(retry, Script()), "attempts", "3", "retry(attempts=…) is a number of at least 1; not '3'"),
+    (partial(retry, Script()), "first", "3", "retry(first=…, longest=…) are seconds, and 0 <= first <= longest"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "given", "text"), NUMBERS)
+def test_a_number_that_is_none_is_refused_by_its_name(
+    make: Callable[..., Any], name: str, given: Any, text: str
+) -> None:
+    with pytest.raises(WrongCall, match=re.escape(text)):
+        make(**{name: given})
+
+
+@pytest.mark.parametrize("name", ["timeout", "expires", "attempts", "cap"])
+def test_a_tools_number_that_is_none_is_refused_by_its_name(name: str) -> None:
+    options: dict[str, Any] = {name: "3"}
+    with pytest.raises(InvalidTool, match=rf"tool 'search': {name} .*not '3'"):
+        tool(**options)(search)
+
+
+@pytest.mark.parametrize("name", ["name", "description"])
+def test_a_tools_text_that_is_none_is_refused_by_its_name(name: str) -> None:
+    options: dict[str, Any] = {name: 5}
+    with pytest.raises(InvalidTool, match=rf"{name} is a text; not 5"):
+        tool(**options)(search)
 
 
 async def test_what_is_no_decision_is_refused_with_what_makes_one() -> None:
@@ -255,3 +313,111 @@ async def test_a_script_that_was_asked_too_often_shows_the_beginning_of_the_last
     with pytest.raises(ModelFailed) as failed:
         await Agent(Script()).run("word " * 1000)
     assert len(str(failed.value)) < 700
+
+
+@pytest.mark.parametrize("given", [5, None, [Script(), Script()], Script, say("hi")])
+@pytest.mark.parametrize("around", [retry, fallback])
+def test_what_is_no_model_is_refused_by_what_stands_around_one(around: Callable[[Any], Any], given: Any) -> None:
+    with pytest.raises(WrongCall, match="takes models, or strings that name them"):
+        around(given)
+
+
+def test_override_takes_names_and_models_and_says_so() -> None:
+    given: Any = [Script()]
+    with pytest.raises(WrongCall, match=re.escape("override takes models by their agents' names, {'desk': Script(…)}")):
+        override(given).__enter__()
+
+
+async def asks(ctx: Context[Deps], words: str) -> str:
+    """Ask."""
+    return ctx.deps.user
+
+
+def test_a_tool_that_asks_for_deps_is_refused_by_an_agent_without_any() -> None:
+    text = "tool 'asks' asks for Context[Deps], and agent 'desk' has no deps: give Agent(deps=Deps), and the value to"
+    with pytest.raises(InvalidTool, match=re.escape(text)):
+        Agent(Script(), name="desk", tools=[asks])
+    assert Agent(Script(), tools=[asks], deps=Deps).tools
+    with pytest.raises(InvalidTool, match="has no deps"):
+        Agent(Script(), tools=[asks], deps=Deps).replace(deps=None)
+
+
+T = TypeVar("T")
+
+
+async def anything(ctx: Context[Any]) -> str:
+    return ""
+
+
+async def nothing(ctx: Context[None]) -> str:
+    return ""
+
+
+async def unsaid(ctx: Context) -> str:
+    return ""
+
+
+async def perhaps(ctx: Context[Deps | None]) -> str:
+    return ""
+
+
+async def whatever(ctx: Context[object]) -> str:
+    return ""
+
+
+async def generic(ctx: Context[T]) -> str:
+    return ""
+
+
+async def hashable(ctx: Context[Hashable]) -> str:
+    return ""
+
+
+async def structural(ctx: Context[Named]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [anything, nothing, unsaid, perhaps, whatever, generic, hashable, structural],
+    ids=lambda body: body.__name__,
+)
+def test_a_tool_that_can_do_without_deps_is_taken_by_an_agent_without_any(body: Callable[..., Any]) -> None:
+    assert Agent(Script(), tools=[body]).tools
+
+
+def test_an_output_that_is_a_value_is_refused() -> None:
+    wrong: Any = Deps("a")
+    with pytest.raises(WrongCall, match=r"the output of 'agent'.* cannot be described"):
+        Agent(Script(), output=wrong)
+
+
+class Desk:
+    def look_up(self, order: str) -> str:
+        """Look an order up."""
+        return order
+
+
+def test_a_method_is_a_tool_where_it_is_bound_and_elsewhere_its_refusal_says_so() -> None:
+    text = "tool 'look_up': parameter 'self': a method becomes a tool where it has its object: tools=[thing.look_up]"
+    with pytest.raises(InvalidTool, match=re.escape(text)):
+        tool(Desk.look_up)
+    assert [made.name for made in Agent(Script(), tools=[Desk().look_up]).tools] == ["look_up"]
+
+
+def test_a_pool_wraps_agents_alone() -> None:
+    wrong: Any = "desk"
+    with pytest.raises(WrongCall, match="agent=… is an Agent, not str"):
+        Pool(2).wrap("desk", wrong, description="Looks orders up.")
+
+
+def test_a_history_that_is_no_list_is_refused_with_where_messages_are() -> None:
+    result: Any = Agent(Script(say("hello"))).run_sync("hi")
+    with pytest.raises(WrongCall, match=r"history=… is a list of messages, such as result\.messages, not Result"):
+        Agent(Script(say("again"))).run_sync("and?", history=result)
+
+
+@pytest.mark.parametrize("given", [None, 5, True])
+def test_needs_that_are_no_set_are_refused_where_the_tool_is_defined(given: Any) -> None:
+    with pytest.raises(InvalidTool, match=f"tool 'search': needs is a set of permissions; not {given!r}"):
+        tool(needs=given)(search)

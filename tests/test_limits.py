@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from weft import Limits, Message, Text, ToolCall, Usage
 from weft._limits import OUTPUT, RETRIES, START, Progress, reached
+from weft.errors import WrongCall
 
 # Limits.
 
@@ -38,7 +39,7 @@ def test_a_run_without_limits_of_its_own_makes_ten_steps_and_retries_three_times
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"Limits\({name}=…\)"):
+    with pytest.raises(WrongCall, match=rf"Limits\({name}=…\)"):
         Limits(**{name: value})
 
 

@@ -52,6 +52,7 @@ from weft._moves import (
     StopChecked,
     Submitted,
 )
+from weft.errors import WrongCall
 from weft.events import Parked, RunFinished, RunStarted, Steered, StepFinished, StepStarted, ToolFinished, ToolStarted
 from weft.messages import NO_USAGE, ErrorInfo
 from weft.model import Finish
@@ -463,7 +464,7 @@ def test_a_run_that_goes_on_counts_the_steps_it_had() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("steps", -1), ("tokens", 0)])
 def test_limits_are_at_least_one(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(WrongCall, match=name):
         Limits(**{name: value})
 
 

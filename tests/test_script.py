@@ -601,6 +601,10 @@ async def test_a_failure_after_the_last_reply_that_never_came_is_not_done() -> N
 # Steps of a wrong kind.
 
 
+def lookup(order: str) -> str:
+    return order
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -612,6 +616,12 @@ async def test_a_failure_after_the_last_reply_that_never_came_is_not_done() -> N
         pytest.param(lambda: raw(say("a")), "raw", id="raw"),
         pytest.param(lambda: stream("a", 3), "stream", id="stream"),
         pytest.param(lambda: call("look", "not JSON", order="1"), "call", id="call, text and names"),
+        pytest.param(lambda: call(tool(lookup), order="1"), r"call\(…\) takes a tool's name", id="call, a tool"),
+        pytest.param(lambda: calls("look"), r"calls\(…\) takes calls", id="calls, a text"),
+        pytest.param(lambda: calls([call("look")]), r"calls\(…\) takes calls", id="calls, a list"),
+        pytest.param(lambda: cut("a", say("b")), r"cut\(…\) takes calls", id="cut, a reply"),
+        pytest.param(lambda: cut(3), r"cut\(…\) takes a text", id="cut"),
+        pytest.param(lambda: refuse(3), r"refuse\(…\) takes a text", id="refuse"),
     ],
 )
 def test_what_no_reply_can_be_made_of_is_refused_where_it_is_written(make: Any, told: str) -> None:

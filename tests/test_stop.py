@@ -12,6 +12,7 @@ import pytest
 
 from tests.children import STALLED
 from weft import Agent, LimitReached, Limits, Retry, RunFailed, StepInfo, Usage, tool
+from weft.errors import WrongCall
 from weft.events import Event, Parked, RunFinished, StepStarted
 from weft.model import ModelEvent, ModelRequest
 from weft.testing import Kit, ManualClock, Script, call, calls, crash_points, hold, say
@@ -613,7 +614,7 @@ async def test_every_crash_point_of_a_limited_run_holds(capsys: pytest.CaptureFi
     ],
 )
 def test_limits_that_make_no_sense_are_refused(wrong: Callable[[], Limits]) -> None:
-    with pytest.raises(ValueError, match="Limits"):
+    with pytest.raises(WrongCall, match="Limits"):
         wrong()
 
 

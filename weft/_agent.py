@@ -49,10 +49,12 @@ def overriding(models: Mapping[str, Model]) -> Iterator[None]:
     """Within it, agents of these names use these models.
 
     Raises:
-        WrongCall: A key is no name, or a value no model.
+        WrongCall: They are no dict, a key is no name, or a value no model.
     """
+    given: Any = models
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise WrongCall(f"override takes models by their agents' names, {{'desk': Script(…)}}; not {given!r}")
     for name, model in models.items():
-        _given.instance("override's key, an agent's name,", name, str)
         check_model(name, model)
     token = _overrides.set(MappingProxyType({**_overrides.get(), **models}))
     try:
@@ -102,7 +104,7 @@ class Agent(Generic[DepsT, OutputT]):
 
     Raises:
         WrongCall: The output type cannot be described, the model is none, or another argument is of a wrong type.
-        InvalidTool: A function cannot be a tool, or two tools have one name.
+        InvalidTool: A function cannot be a tool, two tools have one name, or one asks for deps, and there are none.
         NotAllowed: A tool needs a permission that `allow` lacks.
     """
 
@@ -244,6 +246,8 @@ class Agent(Generic[DepsT, OutputT]):
         listed = _given.listed("tools", tools)
         made = [as_agent_tool(item) if isinstance(item, Agent) else as_tool(item) for item in listed]
         self._tools = toolset(tuple(made))
+        if deps is None:
+            check_deps_unasked(self._tools.values(), name)
         self._definitions = tuple(tool.definition for tool in self._tools.values())
         self._output = None if self.output is None else Output(shape=inspect_output(self.output, name))
         self._submitting = self._definitions
@@ -509,6 +513,21 @@ def _strictest(agent: Agent[Any, Any]) -> EffectKind:
 def _structural(kind: type) -> bool:
     """Whether a value's fit cannot be seen from its class."""
     return bool(getattr(kind, "_is_protocol", False)) or is_typeddict(kind)
+
+
+def check_deps_unasked(tools: Iterable[Tool[Any]], agent: str) -> None:
+    """Refuse tools of an agent without deps that would find none.
+
+    Raises:
+        InvalidTool: A tool asks for a context with deps.
+    """
+    for tool in tools:
+        if tool._signature.deps is not None:
+            kind = tool._signature.deps.__name__
+            raise InvalidTool(
+                f"tool {tool.name!r} asks for Context[{kind}], and agent {agent!r} has no deps: "
+                f"give Agent(deps={kind}), and the value to its run or session"
+            )
 
 
 def check_allowed(tools: Iterable[Tool[Any]], allow: frozenset[str] | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft import _texts
+from weft import _given, _texts
 from weft.errors import WrongCall
 from weft.messages import File, Message, Reasoning, Text, ToolCall, ToolResult
 from weft.model import Model, ModelInfo
@@ -49,9 +49,9 @@ class Compaction:
     counter: TokenCounter | None = None
 
     def __post_init__(self) -> None:
-        if self.reserve < 1 or self.keep < 1:
+        if not (_given.at_least(1, self.reserve) and _given.at_least(1, self.keep)):
             raise WrongCall("Compaction(reserve=…, keep=…): both are at least 1 token")
-        if self.window is not None and self.window < 1_000:  # said in the message
+        if self.window is not None and not _given.at_least(1_000, self.window):  # said in the message
             raise WrongCall("Compaction(window=…) is at least 1,000 tokens; absent is what the model says of itself")
 
     def room(self, info: ModelInfo) -> Room:

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 from weft.errors import WrongCall
 from weft.messages import Message, clean_text
 
-__all__ = ["conditions", "deps_type", "history", "instance", "listed", "named", "optional", "permissions", "prompting"]
+__all__ = [
+    "at_least",
+    "conditions",
+    "deps_type",
+    "history",
+    "instance",
+    "listed",
+    "named",
+    "optional",
+    "permissions",
+    "positive",
+    "prompting",
+]
 
 T = TypeVar("T")
 
@@ -26,6 +38,16 @@ def instance(name: str, given: object, kind: type[T]) -> T:
     if not isinstance(given, kind):
         raise WrongCall(f"{name}=… is {_a(kind.__name__)}, not {_kind(given)}")
     return given
+
+
+def at_least(least: float, given: object) -> bool:
+    """Whether it is a number from there on."""
+    return isinstance(given, int | float) and given >= least
+
+
+def positive(given: object) -> bool:
+    """Whether it is a number above 0 that has an end."""
+    return isinstance(given, int | float) and 0 < given < float("inf")
 
 
 def named(given: object) -> str:
@@ -100,13 +122,15 @@ def deps_type(given: Any) -> Any:
     )
 
 
-def history(given: Sequence[Message]) -> Sequence[Message]:
+def history(given: Iterable[Any]) -> Sequence[Message]:
     """Earlier messages.
 
     Raises:
         WrongCall: They are none, such as those of another library, or are of a role that messages do not have.
     """
-    messages = listed("history", given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise WrongCall(f"history=… is a list of messages, such as result.messages, not {_kind(given)}")
+    messages = tuple(given)
     for one in messages:
         if not isinstance(one, Message):
             raise WrongCall(f"history=… holds messages, such as result.messages, not {_kind(one)}")

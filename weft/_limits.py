@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from weft import _texts
+from weft import _given, _texts
+from weft.errors import WrongCall
 from weft.messages import ErrorInfo, Message, Usage
 
 __all__ = ["Limits", "Progress", "reached"]
@@ -26,6 +27,9 @@ class Limits:
 
     All hold for the whole run, across parks and recoveries; but of `seconds`, what a turn had used whose process died
     is not known, and does not count.
+
+    Raises:
+        WrongCall: A limit makes no sense.
     """
 
     steps: int = 10
@@ -46,19 +50,15 @@ class Limits:
     agent, which no journal keeps."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError("Limits(steps=…) is at least 1")
-        if self.parallel < 1:
-            raise ValueError("Limits(parallel=…) is at least 1")
-        if self.retries < 0:
-            raise ValueError("Limits(retries=…) is at least 0")
-        if self.repeats is not None and self.repeats < 2:
-            raise ValueError("Limits(repeats=…) is at least 2, or None")
-        for name, value in (("tokens", self.tokens), ("tool_calls", self.tool_calls)):
-            if value is not None and value < 1:
-                raise ValueError(f"Limits({name}=…) is at least 1, or None")
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise ValueError("Limits(seconds=…) is a positive number, or None")
+        for name, least in (("steps", 1), ("parallel", 1), ("retries", 0)):
+            if not _given.at_least(least, given := getattr(self, name)):
+                raise WrongCall(f"Limits({name}=…) is a number of at least {least}; not {given!r}")
+        for name, least in (("tokens", 1), ("tool_calls", 1), ("repeats", 2)):
+            given = getattr(self, name)
+            if given is not None and not _given.at_least(least, given):
+                raise WrongCall(f"Limits({name}=…) is a number of at least {least}, or None; not {given!r}")
+        if self.seconds is not None and not _given.positive(self.seconds):
+            raise WrongCall(f"Limits(seconds=…) is a positive number of seconds, or None; not {self.seconds!r}")
 
     def stricter(self, other: Limits) -> Limits:
         """The smaller of each."""

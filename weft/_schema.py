@@ -24,7 +24,7 @@ from weft.messages import clean_text
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _SHOWN = 80
 _UNSAID = object()
-_UNDESCRIBED = (PydanticUserError, SchemaError, NameError, TypeError, ValueError)
+_UNDESCRIBED = (PydanticUserError, SchemaError, AttributeError, NameError, TypeError, ValueError)
 """What pydantic raises for a type that it cannot read or describe, and `json` for a schema that is no JSON."""
 _KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 """What a property of a tool's schema may be called; Anthropic refuses the whole request for any other name."""
@@ -44,6 +44,8 @@ class Signature:
     result: TypeAdapter[Any] | None
     """None where the result is undeclared, or `Any`."""
     takes_context: bool
+    deps: type | None
+    """The class whose value the context must hold; None where nothing, or no plain class, is asked for."""
     is_async: bool
     summary: str
     parse_runs_code: bool
@@ -250,6 +252,7 @@ def inspect_function(function: Callable[..., Any], name: str, context: type, nam
         names=tuple(entry[0] for entry in fields),
         result=result,
         takes_context=takes_context,
+        deps=_asked_deps(hints[parameters[0].name]) if takes_context else None,
         is_async=is_async(function),
         summary=summary,
         parse_runs_code=runs_code(arguments.core_schema, rendering=False),
@@ -336,6 +339,16 @@ def _is_context(hint: object, context: type) -> bool:
     return hint is context or get_origin(hint) is context
 
 
+def _asked_deps(hint: object) -> type | None:
+    kind = next(iter(get_args(hint)), None)
+    if kind is Any or not isinstance(kind, type):
+        return None
+    try:
+        return None if isinstance(None, kind) else kind
+    except TypeError:  # a protocol, or another class whose fit cannot be seen
+        return None
+
+
 def _mentions(hint: object, context: type) -> bool:
     return _is_context(hint, context) or any(_mentions(part, context) for part in get_args(hint))
 
@@ -345,6 +358,11 @@ def _field(
 ) -> tuple[str, Any, Any]:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise InvalidTool(f"tool {name!r}: parameter {parameter} cannot be filled by name; give it a plain one")
+    if parameter.name not in hints and parameter.name in ("self", "cls"):
+        raise InvalidTool(
+            f"tool {name!r}: parameter {parameter.name!r}: "
+            f"a method becomes a tool where it has its object: tools=[thing.{name}]"
+        )
     if parameter.name not in hints:
         raise InvalidTool(f"tool {name!r}: parameter {parameter.name!r} has no annotation; say what it takes")
     hint = hints[parameter.name]

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import (
     TYPE_CHECKING,
@@ -25,6 +25,7 @@ from typing import (
 from pydantic import StringConstraints
 from typing_extensions import TypeVar
 
+from weft import _given
 from weft._moves import EffectKind
 from weft._schema import Signature, inspect_function
 from weft._texts import RESULT_CAP
@@ -230,6 +231,7 @@ def tool(  # noqa: PLR0913  # keyword-only options
     namespace = dict(frame.f_locals)
 
     def make(body: Callable[..., Any]) -> Tool[Any]:
+        _check_texts(name, description)
         label = str(getattr(body, "__name__", "tool")) if name is None else name
         _check_name(label)
         _check_options(label, timeout=timeout, expires=expires, attempts=attempts, cap=cap)
@@ -254,6 +256,12 @@ def tool(  # noqa: PLR0913  # keyword-only options
     return make if function is None else make(function)
 
 
+def _check_texts(name: object, description: object) -> None:
+    for label, given in (("name", name), ("description", description)):
+        if given is not None and not isinstance(given, str):
+            raise InvalidTool(f"a tool's {label} is a text; not {given!r}")
+
+
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name in TOOL_CHOICES:
         raise InvalidTool(
@@ -264,10 +272,11 @@ def _check_name(name: str) -> None:
 
 def _check_options(name: str, *, timeout: float | None, expires: float | None, attempts: int, cap: int) -> None:
     for label, value in (("timeout", timeout), ("expires", expires)):
-        if value is not None and not 0 < value < float("inf"):
-            raise InvalidTool(f"tool {name!r}: {label} is a positive number of seconds, or None")
-    if attempts < 1 or cap < 1:
-        raise InvalidTool(f"tool {name!r}: attempts and cap are at least 1")
+        if value is not None and not _given.positive(value):
+            raise InvalidTool(f"tool {name!r}: {label} is a positive number of seconds, or None; not {value!r}")
+    for label, value in (("attempts", attempts), ("cap", cap)):
+        if not _given.at_least(1, value):
+            raise InvalidTool(f"tool {name!r}: {label} is a number of at least 1; not {value!r}")
 
 
 def _check_kinds(name: str, *, effect: object, approval: object, needs: object) -> None:
@@ -277,6 +286,8 @@ def _check_kinds(name: str, *, effect: object, approval: object, needs: object) 
         raise InvalidTool(f"tool {name!r}: approval is True, False, or a function of the tool's arguments")
     if isinstance(needs, str):
         raise InvalidTool(f"tool {name!r}: needs is a set of permissions: {{{needs!r}}}")
+    if not isinstance(needs, Iterable):
+        raise InvalidTool(f"tool {name!r}: needs is a set of permissions; not {needs!r}")
 
 
 def _check_predicate(name: str, approval: Approval, arguments: tuple[str, ...]) -> None:

@@ -173,7 +173,7 @@ class StoreFailed(TryAgain):
 
 
 class Closed(OpenAgain):
-    """Raised when a store or pool was left, or is not entered; the message names the way."""
+    """Raised when a store or pool was left, or is not entered (in this event loop); the message names the way."""
 
     def __init__(self, message: str = "the store was left; open it again with open_store, then store.open") -> None:
         super().__init__(message)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from weft import _given
+from weft.errors import WrongCall
 from weft.messages import Message, Usage, clean_text
 
 __all__ = [
@@ -34,7 +36,11 @@ EFFORTS = ("minimal", "low", "medium", "high")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to ask. What is None is left to the provider."""
+    """How to ask. What is None is left to the provider.
+
+    Raises:
+        WrongCall: A setting makes no sense.
+    """
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -55,14 +61,16 @@ class Settings:
     """Fields of the provider's own request body, put in last and as they are."""
 
     def __post_init__(self) -> None:
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise ValueError("Settings(temperature=…) is a number from 0 on, or None")
+        if self.temperature not in (None, 0) and not _given.positive(self.temperature):
+            raise WrongCall(f"Settings(temperature=…) is a number of at least 0, or None; not {self.temperature!r}")
         if self.effort not in (None, *EFFORTS):
-            raise ValueError(f"Settings(effort=…) is one of {', '.join(EFFORTS)}, or None")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError("Settings(max_tokens=…) is at least 1, or None")
-        if self.idle is not None and not 0 < self.idle < float("inf"):
-            raise ValueError("Settings(idle=…) is a positive number of seconds, or None")
+            raise WrongCall(f"Settings(effort=…) is one of {', '.join(EFFORTS)}, or None")
+        if self.max_tokens is not None and not _given.at_least(1, self.max_tokens):
+            raise WrongCall(f"Settings(max_tokens=…) is a number of at least 1, or None; not {self.max_tokens!r}")
+        if self.idle is not None and not _given.positive(self.idle):
+            raise WrongCall(f"Settings(idle=…) is a positive number of seconds, or None; not {self.idle!r}")
+        if not isinstance(self.extra, Mapping):
+            raise WrongCall(f"Settings(extra=…) is a dict of fields of the request; not {self.extra!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

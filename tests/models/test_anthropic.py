@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import traceback
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -993,6 +994,22 @@ async def test_a_block_that_is_none_is_a_typed_error() -> None:
 )
 async def test_a_whole_reply_that_cannot_be_read_is_a_typed_error(answer: Answer) -> None:
     assert (await Server(answer).failure(settings=WHOLE)).code == "MODEL_SERVER"
+
+
+async def test_a_key_that_no_header_can_hold_is_in_no_traceback() -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        client = anthropic.AsyncAnthropic(api_key=f"{KEY}\n", base_url=f"http://{host}:{port}", max_retries=0)
+        with pytest.raises(ModelError, match="no request could be made") as caught:
+            await anext(AnthropicMessages("claude-opus-5", client=client).stream(asked()))
+        await client.close()
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_a_server_that_does_not_stream_is_told_from_a_reply_that_was_cut() -> None:
+    failure = await Server(lambda: httpx2.Response(200, json={"choices": []})).failure()
+    text = "model.test answered whole where a stream was asked for: check the base URL, or use Settings(stream=False)"
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
 
 
 # -- through respx, a double that nobody here wrote

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
+from collections.abc import Callable
 from typing import Any, Self
 
-import httpx2
+import anthropic
+import openai
 import pytest
 
 from tests.models.served import KEY, asked
+from weft.errors import WrongCall
 from weft.model import ModelError
 from weft.models._client import Clients
+from weft.models.anthropic import AnthropicMessages
+from weft.models.openai import OpenAIChat
+from weft.models.openai_responses import OpenAIResponses
 from weft.models.resolve import resolve
 
 
@@ -56,7 +63,7 @@ async def test_an_address_of_which_no_client_can_be_made_is_a_typed_error(
             await anext(model.stream(asked()))
         assert caught.value.code == "MODEL_REQUEST"
         assert str(caught.value) == f"no client could be made (InvalidURL): {NOT_SET_UP}"
-        assert isinstance(caught.value.__cause__, httpx2.InvalidURL)
+        assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("error", [ValueError(f"foo://user:{KEY}@proxy.test"), FileNotFoundError(2, "no certificates")])
@@ -68,4 +75,24 @@ async def test_proxies_and_certificates_of_which_no_client_can_be_made_are_a_typ
     with pytest.raises(ModelError) as caught:
         await clients.here()
     assert str(caught.value) == f"no client could be made ({type(error).__name__}): {NOT_SET_UP}"
-    assert caught.value.__cause__ is error
+    assert KEY not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__cause__ is (error if isinstance(error, OSError) else None)
+
+
+SYNCHRONOUS = [
+    openai.OpenAI(api_key="sk-a"),
+    anthropic.Anthropic(api_key="sk-a"),
+    "http://model.test/v1",
+    openai.AsyncOpenAI,
+]
+
+
+@pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, AnthropicMessages])
+@pytest.mark.parametrize(
+    "client", SYNCHRONOUS, ids=lambda client: str(getattr(client, "__name__", type(client).__name__))
+)
+def test_a_client_that_is_not_asynchronous_is_refused_where_it_is_given(
+    adapter: Callable[..., Any], client: Any
+) -> None:
+    with pytest.raises(WrongCall, match=r"client=… is an asynchronous client of the vendor's, such as Async"):
+        adapter("a-model", client=client)

@@ -1,6 +1,7 @@
 """What the adapter sends, what it makes of what comes back, and how it fails."""
 
 import asyncio
+import traceback
 from copy import deepcopy
 from typing import Any
 
@@ -723,6 +724,12 @@ async def test_a_missing_key_names_the_variable(key: str | None, monkeypatch: py
     assert isinstance(caught.value.__cause__, openai.OpenAIError)
 
 
+async def test_a_server_that_does_not_stream_is_told_from_a_reply_that_was_cut() -> None:
+    failure = await Server(lambda: httpx2.Response(200, json={"choices": []})).failure()
+    text = "model.test answered whole where a stream was asked for: check the base URL, or use Settings(stream=False)"
+    assert (failure.code, str(failure)) == ("MODEL_SERVER", text)
+
+
 @pytest.mark.parametrize(
     ("key", "scheme", "why"),
     [
@@ -745,6 +752,7 @@ async def test_an_address_or_key_of_which_no_request_can_be_made_is_not_tried_ag
         await client.close()
     text = f"no request could be made ({why}): check the base URL, the key of the client, and Settings(extra=…)"
     assert (caught.value.code, str(caught.value)) == ("MODEL_REQUEST", text)
+    assert KEY not in "".join(traceback.format_exception(caught.value))  # the HTTP library quotes the whole header
 
 
 async def test_a_refused_key_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from weft.errors import WrongCall
 from weft.model import Model
 from weft.models import fallback
 from weft.models._windows import ANTHROPIC, OPENAI, window_of
@@ -79,7 +80,7 @@ def test_nor_of_one_of_another_vendor(name: str) -> None:
 def test_what_is_given_wins(adapter: Callable[..., Model]) -> None:
     assert adapter("gpt-4o", context_window=32_000).info().context_window == 32_000
     assert adapter("a-model-of-mine", context_window=8_000).info().context_window == 8_000
-    with pytest.raises(ValueError, match="context_window"):
+    with pytest.raises(WrongCall, match="context_window"):
         adapter("gpt-4o", context_window=0)
 
 

@@ -346,7 +346,7 @@ async def test_a_stream_that_is_no_generator_is_wrapped_as_well() -> None:
     [{"attempts": 0}, {"first": -1}, {"first": 2, "longest": 1}, {"longest": float("inf")}, {"first": float("nan")}],
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="retry"):
+    with pytest.raises(WrongCall, match="retry"):
         retry(Strict("a"), **options)
 
 
@@ -424,7 +424,7 @@ def test_info_is_of_the_first_and_of_what_all_can_do() -> None:
 
 
 def test_no_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one model"):
+    with pytest.raises(WrongCall, match="at least one model"):
         fallback()
 
 
@@ -665,5 +665,5 @@ async def test_without_a_limit_or_a_stream_a_silent_model_is_waited_for() -> Non
 
 @pytest.mark.parametrize("wrap", [retry, fallback])
 def test_one_string_is_no_set_of_codes(wrap: Callable[..., Model]) -> None:
-    with pytest.raises(ValueError, match=r"codes=… is a set of codes: \{'MODEL_SERVER'\}"):
+    with pytest.raises(WrongCall, match=r"codes=… is a set of codes: \{'MODEL_SERVER'\}"):
         wrap(Strict("a"), codes="MODEL_SERVER")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 import stat
 import subprocess
@@ -960,3 +961,20 @@ async def test_what_is_stored_stays_out_of_an_error_of_a_write(path: Path, opene
     with pytest.raises(StoreFailed, match="could not write") as failed:
         await create(store)
     assert "secret" not in str(failed.value)
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        folder.chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="who is root may write everywhere")
+async def test_a_folder_that_is_not_writable_is_told_from_what_may_pass(tmp_path: Path) -> None:
+    async with open_store(f"sqlite:///{tmp_path / 'weft.db'}"):
+        pass
+    with unwritable(tmp_path), pytest.raises(WrongCall, match=r"'weft.db': .*writable, and so must its folder"):
+        await open_store(f"sqlite:///{tmp_path / 'weft.db'}").__aenter__()

@@ -69,7 +69,7 @@ async def test_the_refusal_names_the_field_and_shows_no_value() -> None:
 
 async def test_an_expiry_that_is_no_number_makes_no_session() -> None:
     async with open_store("memory:") as store:
-        with pytest.raises(WrongCall, match="'expires'"):
+        with pytest.raises(WrongCall, match="expires is a positive number"):
             await store.create(agent(), expires="a week")  # type: ignore[arg-type]
         assert [info async for info in store.list()] == []
 

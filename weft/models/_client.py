@@ -10,8 +10,9 @@ from typing import Generic, TypeVar
 
 import httpx2
 
+from weft.errors import WrongCall
 from weft.model import ModelError
-from weft.models._errors import Asked, connection_failed, not_made, not_set_up, timed_out, unreadable
+from weft.models._errors import Asked, connection_failed, not_made, not_set_up, shown, timed_out, unreadable
 
 __all__ = ["Clients", "check_allowed", "other_errors"]
 
@@ -37,7 +38,7 @@ def other_errors(asked: Asked) -> Iterator[None]:
     except httpx2.TimeoutException as error:
         raise timed_out(asked) from error
     except httpx2.TransportError as error:
-        raise connection_failed(asked, error) from error
+        raise connection_failed(asked, error) from shown(error)
     except (TypeError, UnicodeEncodeError) as error:  # a key that no header can hold; what has no JSON
         raise not_made(error, asked) from error
     except (httpx2.DecodingError, RecursionError, ValueError) as error:  # also JSON too deep, or too long a number
@@ -54,9 +55,15 @@ class Clients(Generic[C]):
 
     Attributes:
         key: Where the key comes from, in words.
+
+    Raises:
+        WrongCall: What is given is no asynchronous client.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[C]], given: C | None, *, variable: str) -> None:
+        if given is not None and (isinstance(given, type) or not hasattr(given, "__aenter__")):
+            kind = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise WrongCall(f"client=… is an asynchronous client of the vendor's, such as AsyncOpenAI(…); not {kind}")
         self._make = make
         self._given = given
         self.key = variable if given is None else "the key of the client"
@@ -82,8 +89,10 @@ class Clients(Generic[C]):
             owner = _owner(self._make)
             try:
                 self._owned[loop] = (await anext(owner), owner)
-            except (httpx2.InvalidURL, OSError, ValueError) as error:
+            except OSError as error:
                 raise not_set_up(error) from error
+            except (httpx2.InvalidURL, ValueError) as error:  # they quote an address, which may hold a password
+                raise not_set_up(error) from None
         return self._owned[loop][0]
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "not_made",
     "not_set_up",
     "retry_after",
+    "shown",
     "status_code",
     "timed_out",
     "told",
@@ -33,6 +34,8 @@ _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_erro
 _QUOTA_WORDS = frozenset({"insufficient_quota", "billing_error"})
 _NOT_SENT = frozenset({"InvalidURL", "LocalProtocolError", "UnsupportedProtocol"})
 """What the HTTP library raises before it connects."""
+_QUOTING = frozenset({"InvalidURL", "LocalProtocolError"})
+"""Of these, those whose text has the whole header, so a key, or the whole address."""
 UNREADABLE = "the server's reply could not be read"
 
 
@@ -133,14 +136,23 @@ def not_set_up(error: Exception) -> ModelError:
     )
 
 
+def shown(error: Exception) -> Exception | None:
+    """The error as the cause of ours, which tracebacks show; None where it quotes what it could not send."""
+    return None if type(error.__cause__ or error).__name__ in _QUOTING else error
+
+
 def check_page(headers: Mapping[str, str], asked: Asked) -> None:
-    """Refuse a web page in place of a reply, such as that of a proxy, or of another service.
+    """Refuse a page in place of a stream: that of a proxy, or one JSON text, as of a server that does not stream.
 
     Raises:
         ModelError: It is one.
     """
-    if headers.get("content-type", "").lower().startswith("text/html"):
+    kind = headers.get("content-type", "").lower()
+    if kind.startswith("text/html"):
         raise ModelError(f"{asked.server} answered with a web page: check the base URL", code="MODEL_SERVER")
+    if kind.startswith("application/json") and "content-length" in headers:  # a stream's length is not known before
+        way = "check the base URL, or use Settings(stream=False)"
+        raise ModelError(f"{asked.server} answered whole where a stream was asked for: {way}", code="MODEL_SERVER")
 
 
 def unreadable() -> ModelError:

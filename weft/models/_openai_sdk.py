@@ -17,6 +17,7 @@ from weft.models._errors import (
     connection_failed,
     hint,
     retry_after,
+    shown,
     status_code,
     timed_out,
     told,
@@ -69,7 +70,7 @@ def model_errors(asked: Asked) -> Iterator[None]:
         with other_errors(asked):
             yield
     except OpenAIError as error:
-        raise _model_error(error, asked) from error
+        raise _model_error(error, asked) from shown(error)
 
 
 def _model_error(error: OpenAIError, asked: Asked) -> ModelError:

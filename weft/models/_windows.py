@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from weft import _given
+from weft.errors import WrongCall
+
 __all__ = ["ANTHROPIC", "OPENAI", "window_of"]
 
 OPENAI: Mapping[str, int] = MappingProxyType(
@@ -69,11 +72,11 @@ def window_of(model: str, given: int | None, windows: Mapping[str, int]) -> int 
     has none.
 
     Raises:
-        ValueError: What was given is below 1.
+        WrongCall: What was given is below 1.
     """
     if given is not None:
-        if given < 1:
-            raise ValueError("context_window=… is at least 1 token, or None for what is known of the model")
+        if not _given.at_least(1, given):
+            raise WrongCall("context_window=… is at least 1 token, or None for what is known of the model")
         return given
     name = model.removeprefix("ft:")
     known = (start for start in windows if name == start or name.startswith((f"{start}-", f"{start}:")))

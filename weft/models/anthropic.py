@@ -53,6 +53,7 @@ from weft.models._errors import (
     events_of,
     hint,
     retry_after,
+    shown,
     status_code,
     timed_out,
     told,
@@ -374,7 +375,7 @@ def _model_errors(asked: Asked) -> Iterator[None]:
         with other_errors(asked):
             yield
     except AnthropicError as error:
-        raise _model_error(error, asked) from error
+        raise _model_error(error, asked) from shown(error)
 
 
 def _model_error(error: AnthropicError, asked: Asked) -> ModelError:

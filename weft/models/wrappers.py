@@ -9,8 +9,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import count
 
+from weft import _given
 from weft._idle import Idle, silent
 from weft._ports import Clock, SystemClock, chance
+from weft.errors import WrongCall
 from weft.model import Finish, Model, ModelError, ModelEvent, ModelInfo, ModelRequest
 from weft.models.resolve import resolve
 
@@ -60,12 +62,12 @@ def retry(
         jitter: The share of a pause that is waited, from 0 to 1; absent: random.
 
     Raises:
-        ValueError: `attempts` is below 1, not `0 <= first <= longest < inf`, or `codes` is one string.
+        WrongCall: `attempts` is below 1, not `0 <= first <= longest < inf`, a model is none, or `codes` is one string.
     """
-    if attempts < 1:
-        raise ValueError("retry(attempts=…) is at least 1")
-    if not 0 <= first <= longest < float("inf"):
-        raise ValueError("retry(first=…, longest=…) are seconds, and 0 <= first <= longest")
+    if not _given.at_least(1, attempts):
+        raise WrongCall(f"retry(attempts=…) is a number of at least 1; not {attempts!r}")
+    if not (_given.at_least(0, first) and _given.at_least(first, longest) and longest < float("inf")):
+        raise WrongCall("retry(first=…, longest=…) are seconds, and 0 <= first <= longest")
     pauses = _Pauses(attempts=attempts, first=first, longest=longest, codes=_set_of(codes), jitter=jitter)
     return _Retry(_model(model), pauses, clock or SystemClock())
 
@@ -87,16 +89,16 @@ def fallback(*models: Model | str, codes: AbstractSet[str] = FALLBACK, clock: Cl
         clock: Keeps the idle limit of each attempt; absent: the system's.
 
     Raises:
-        ValueError: There is no model, or `codes` is one string.
+        WrongCall: There is no model, one is none, or `codes` is one string.
     """
     if not models:
-        raise ValueError("fallback(…) needs at least one model")
+        raise WrongCall("fallback(…) needs at least one model")
     return _Fallback(tuple(_model(model) for model in models), _set_of(codes), clock or SystemClock())
 
 
 def _set_of(codes: Iterable[str]) -> frozenset[str]:
     if isinstance(codes, str):  # its letters are no codes
-        raise ValueError(f"codes=… is a set of codes: {{{codes!r}}}")
+        raise WrongCall(f"codes=… is a set of codes: {{{codes!r}}}")
     return frozenset(codes)
 
 
@@ -253,7 +255,11 @@ async def _reply(model: Model, request: ModelRequest, clock: Clock) -> AsyncGene
 
 
 def _model(model: Model | str) -> Model:
-    return _Named(model) if isinstance(model, str) else model
+    if isinstance(model, str):
+        return _Named(model)
+    if isinstance(model, type) or not hasattr(model, "stream"):
+        raise WrongCall(f"what stands around models takes models, or strings that name them, one by one; not {model!r}")
+    return model
 
 
 class _Named:

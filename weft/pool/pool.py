@@ -76,7 +76,7 @@ class Pool:
     """
 
     def __init__(self, limit: int, *, depth: int = 8, allow: Iterable[str] | None = None) -> None:
-        if limit < 1 or depth < 1:
+        if not (_given.at_least(1, limit) and _given.at_least(1, depth)):
             raise WrongCall("Pool(limit, depth=…): both are at least 1")
         self.limit = limit
         self.depth = depth
@@ -115,8 +115,9 @@ class Pool:
 
         Raises:
             NotAllowed: A tool of the child's needs a permission that the pool's `allow` lacks.
+            WrongCall: The agent is none.
         """
-        check_allowed(agent.tools, self.allow)
+        check_allowed(_given.instance("agent", agent, Agent).tools, self.allow)
         return delegating(name, description, _Wrapped(self, agent, deps))
 
     def receipts(self, session: Session[Any]) -> tuple[Receipt, ...]:

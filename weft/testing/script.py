@@ -111,6 +111,7 @@ def call(
     Raises:
         TypeError: There is a raw text, and arguments beside it.
     """
+    _check("call(…)", "a tool's name", tool, str)
     _check(f"call({tool!r}, …)", "a dict of arguments, or a raw text", {} if args is None else args, Mapping | str)
     if isinstance(args, str) and kwargs:
         raise TypeError(f"call({tool!r}, …) takes a raw text or arguments, not both")
@@ -120,6 +121,7 @@ def call(
 
 def calls(*wanted: Call, text: str = "", usage: Usage | None = SPENT) -> Reply:
     """A reply with several calls, and a text before them if given."""
+    _check_calls("calls(…)", text, wanted)
     return Reply(parts=(*_text(text), *wanted, Finish(reason="tool_calls", usage=usage)))
 
 
@@ -143,11 +145,13 @@ def think(text: str, then: Reply | Call, *, block: str | None = None) -> Reply:
 
 def cut(text: str = "", *wanted: Call, usage: Usage | None = SPENT) -> Reply:
     """A reply that the output limit ended: a text, and the calls that it had come to."""
+    _check_calls("cut(…)", text, wanted)
     return Reply(parts=(*_text(text), *wanted, Finish(reason="length", usage=usage)))
 
 
 def refuse(text: str, *, usage: Usage | None = SPENT) -> Reply:
     """A reply in which the model refuses, in this text."""
+    _check("refuse(…)", "a text", text, str)
     return Reply(parts=(*_text(text), Finish(reason="refusal", usage=usage)))
 
 
@@ -199,6 +203,12 @@ def _is_step(given: object) -> bool:
 def _check(what: str, wanted: str, given: object, kind: Any) -> None:
     if not isinstance(given, kind):
         raise TypeError(f"{what} takes {wanted}; this is {given!r}")
+
+
+def _check_calls(what: str, text: str, wanted: tuple[Call, ...]) -> None:
+    _check(what, "a text", text, str)
+    for one in wanted:
+        _check(what, "calls, one by one,", one, Call)
 
 
 def _text(text: str) -> tuple[TextChunk, ...]:

@@ -74,6 +74,10 @@ class World(Protocol):
         """Keep what could not be gone on with."""
         ...
 
+    def check_loop(self, running: asyncio.AbstractEventLoop) -> None:
+        """Refuse another event loop than that of the store."""
+        ...
+
     @property
     def observed(self) -> bool:
         """Whether anybody is told what is committed."""
@@ -314,7 +318,8 @@ class Live:
     ) -> Plan | None:
         if self._closed is not None:
             raise self._closed
-        waiter: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+        self.world.check_loop(loop := asyncio.get_running_loop())
+        waiter: asyncio.Future[Plan | None] = loop.create_future()
         self._commands.append(Command(decide, waiter, then))
         self._pump()
         return await waiter
@@ -680,7 +685,8 @@ class Live:
             raise self._closed
         if since is not None and since != self.version:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.world.check_loop(loop := asyncio.get_running_loop())
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)
         self._follow()
         try:

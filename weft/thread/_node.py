@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from weft._contain import Contained, contain, contain_call
 from weft._ports import Clock, Ids, over_within
 from weft._toolcall import GRACE as BODY_GRACE
-from weft.errors import Closed, NotFound
+from weft.errors import Closed, NotFound, WrongCall
 from weft.thread._host import Host
 from weft.thread._live import Live
 from weft.thread._runner import TurnRunner
@@ -49,11 +49,27 @@ class Node:
         self._claims = 0
         self._idle: asyncio.Future[None] | None = None
         self._open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """In which it was entered, until it is left."""
 
     # -- opening and leaving
 
     async def enter(self) -> None:
-        """Start the store, and the host task that owns all that will run here."""
+        """Start the store, and the host task that owns all that will run here.
+
+        Raises:
+            WrongCall: It was entered before, and was not left.
+        """
+        if self._loop is not None:
+            raise WrongCall("the store is entered already: enter it once, where the application starts, and hand it on")
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._start()
+        except BaseException:
+            self._loop = None
+            raise
+
+    async def _start(self) -> None:
         if isinstance(self.store, RenewsAlone):
             self.store.on_renewal(self._renewed)
         await self.store.start()
@@ -74,7 +90,10 @@ class Node:
             if self._runners and not self.store.survives:
                 await self._cancel_running()
         finally:
-            await self._end()
+            try:
+                await self._end()
+            finally:
+                self._loop = None
 
     async def _end(self) -> None:
         try:
@@ -128,12 +147,27 @@ class Node:
         """Refuse new work once the store is being left.
 
         Raises:
-            Closed: It is, or it was not entered, or something has ended all that runs in it.
+            Closed: It is, or it was not entered, or something has ended all that runs in it, or another event loop
+                runs than that in which it was entered.
         """
         if self._why.__cause__ is not None:
             raise self._why
         if not self._open:
             raise Closed("the store is not open; use `async with open_store(…) as store:`, then store.open(id, agent)")
+        with suppress(RuntimeError):  # no loop runs: nobody waits
+            self.check_loop(asyncio.get_running_loop())
+
+    def check_loop(self, running: asyncio.AbstractEventLoop) -> None:
+        """Refuse another event loop than that in which the store was entered: whoever waits there is never woken.
+
+        Raises:
+            Closed: It is another.
+        """
+        if running is not self._loop:
+            raise Closed(
+                "the store was entered in another event loop; use it there, from another thread by "
+                "asyncio.run_coroutine_threadsafe(…, that loop), or enter one of your own here"
+            )
 
     @property
     def leaving(self) -> bool:

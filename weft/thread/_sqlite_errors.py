@@ -28,10 +28,17 @@ def is_damaged(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and _code(error) == sqlite3.SQLITE_CORRUPT
 
 
+def is_read_only(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file, or its folder, is not to be written."""
+    return _code(error) == sqlite3.SQLITE_READONLY
+
+
 def way_out(error: sqlite3.DatabaseError) -> str:
     """What to do about a file that cannot be opened."""
     if is_damaged(error):
         return "go back to a backup, or try `.recover` of SQLite's shell"
+    if is_read_only(error):
+        return "it must be writable, and so must its folder"
     return "is it another program's file?"
 
 

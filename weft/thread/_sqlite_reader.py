@@ -15,7 +15,7 @@ from weft._ports import Clock, Expects
 from weft.errors import Closed, Corrupt, NewerFormat, NotFound, StoreFailed, WrongCall
 from weft.thread import _schema_sql as sql
 from weft.thread._alive import proved_dead
-from weft.thread._sqlite_errors import FORKED, busy, is_damaged, unreadable, way_out, whose
+from weft.thread._sqlite_errors import FORKED, busy, is_damaged, is_read_only, unreadable, way_out, whose
 from weft.thread.store import Head, Index, Lease, Listed, Loaded, Query
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class Reader:
                 await self._migrate()
             except sqlite3.OperationalError as error:
                 left -= _PAUSE
+                if is_read_only(error):
+                    raise WrongCall(f"cannot open {self._path.name!r}: {error}; {way_out(error)}") from error
                 if not busy(error) or left <= 0:
                     raise StoreFailed(f"cannot open {self._path.name!r}: {error}{whose(error)}") from error
                 await self._clock.sleep(_PAUSE)

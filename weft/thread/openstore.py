@@ -109,12 +109,14 @@ class OpenStore:
 
         Raises:
             NotAllowed: A tool needs a permission that is not given.
-            WrongCall: The agent, the deps or the metadata are not of the right type.
+            WrongCall: The agent, the deps, the metadata or another argument are not of the right type.
         """
         self._node.check_open()
         _given.instance("agent", agent, Agent)._check_deps(deps)
         allowed = narrower(agent.allow, _given.permissions(allow))
         check_allowed(agent.tools, allowed)
+        if expires is not None and not _given.positive(expires):
+            raise WrongCall(f"expires is a positive number of seconds, or None for ever; not {expires!r}")
         header = Header(
             thread=(thread := self._node.ids.new() if key is None else keyed(key)),
             kind="session",
@@ -245,10 +247,13 @@ class OpenStore:
             limit: At most so many; None is all there are.
 
         Raises:
-            WrongCall: The limit is less than 0, or the metadata are not strings by strings.
+            WrongCall: The limit is less than 0, the metadata are not strings by strings, or another filter is of a
+                wrong type.
         """
-        if limit is not None and limit < 0:
-            raise WrongCall(f"limit is 0 or more, or None for all there are; not {limit}")
+        if limit is not None and not _given.at_least(0, limit):
+            raise WrongCall(f"limit is 0 or more, or None for all there are; not {limit!r}")
+        if after is not None and not isinstance(after, int):
+            raise WrongCall(f"after is the cursor of a row; not {after!r}")
         query = Query(
             kind=_text(kind),
             name=_text(name),
@@ -270,8 +275,8 @@ class OpenStore:
             WrongCall: `after` is less than 0.
         """
         self._node.check_open()
-        if after < 0:
-            raise WrongCall(f"after is a position, 0 or more; not {after}")
+        if not _given.at_least(0, after):
+            raise WrongCall(f"after is a position, 0 or more; not {after!r}")
         return Watch(self._node.live(thread), after=after, until=until)
 
     async def delete(self, thread: str, *, children: bool = False) -> None:
@@ -328,12 +333,13 @@ class OpenStore:
             Their ids, in the order of the text.
 
         Raises:
+            WrongCall: It is no text.
             Corrupt: The text is not a whole journal. Nothing of that thread was written; those before it were.
             NewerFormat: A newer weft has written it.
             Conflict: A thread of this id is here, and differs.
         """
         self._node.check_open()
-        return await _upkeep.restore(self._node, text)
+        return await _upkeep.restore(self._node, _given.instance("text", text, str))
 
     async def salvage(self, thread: str) -> Salvaged:
         """Copy what a damaged session still has of its conversation into a new one; the old one stays as it is.
@@ -353,7 +359,12 @@ class OpenStore:
         """Call `observer(thread, entry)` for every entry that this process commits, a header too, after the commit.
 
         What it raises is contained.
+
+        Raises:
+            WrongCall: The observer is no function.
         """
+        if not callable(observer):
+            raise WrongCall(f"an observer is a function of a thread's id and an entry; not {observer!r}")
         self._node.observe(observer)
 
 
@@ -387,13 +398,19 @@ def open_store(
     Raises:
         WrongCall: The address or a setting is not understood.
     """
-    if not 0.1 <= lease <= 86_400:
+    if not (_given.at_least(0.1, lease) and lease <= 86_400):
         raise WrongCall("lease is between 0.1 and 86,400 seconds")
     if synchronous not in ("FULL", "NORMAL"):
         raise WrongCall(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
+    if not _given.at_least(0, grace):
+        raise WrongCall(f"grace is a number of seconds, 0 or more; not {grace!r}")
     clock = clock or SystemClock()
     ids = ids or SystemIds()
-    name = node or f"{socket.gethostname()}:{os.getpid()}"
+    if not hasattr(clock, "deadline"):
+        raise WrongCall(f"clock is a Clock, an object with its methods; not {clock!r}")
+    if not hasattr(ids, "new"):
+        raise WrongCall(f"ids is an Ids, an object with its method; not {ids!r}")
+    name = _given.optional("node", node, str) or f"{socket.gethostname()}:{os.getpid()}"
     owner = f"{name}/{ids.new()}"
     return OpenStore(_store(where, owner, lease, clock, synchronous), clock=clock, ids=ids, grace=grace)
 
@@ -409,12 +426,14 @@ def _store(
     if isinstance(where, Memory):
         return MemoryStore(where, owner=owner, ttl=lease, clock=clock, survives=True)
     if not isinstance(where, str):
+        if isinstance(where, type) or not hasattr(where, "start"):
+            raise _no_store(where)
         return where
     if where == "memory:":
         return MemoryStore(Memory(), owner=owner, ttl=lease, clock=clock, survives=False)
     if where == "sqlite:///:memory:":
         raise WrongCall("no SQLite database is kept in memory; use 'memory:'")
-    if where.startswith("sqlite:///") and len(where) > len("sqlite:///"):
+    if where.startswith("sqlite:///") and len(where) > len("sqlite:///") and "\0" not in where:
         return SQLiteStore(
             Path(where.removeprefix("sqlite:///")).absolute(),
             owner=owner,
@@ -422,4 +441,10 @@ def _store(
             clock=clock,
             synchronous=synchronous,
         )
-    raise WrongCall(f"no store at {where!r}; use 'memory:' or 'sqlite:///file.db'")
+    raise _no_store(where)
+
+
+def _no_store(where: object) -> WrongCall:
+    if isinstance(where, Path):
+        return WrongCall(f"a Path is no store; use {f'sqlite:///{where}'!r}")
+    return WrongCall(f"no store at {where!r}; use 'memory:' or 'sqlite:///file.db'")

@@ -418,7 +418,9 @@ class Session(Generic[OutputT]):
             WrongCall: The metadata are not strings by strings.
         """
         self._node.check_open()
-        given = meta or {}
+        given: Any = meta or {}
+        if not isinstance(given, Mapping):
+            raise WrongCall(f"metadata is strings by strings, or None to take one away; not {given!r}")
         removed = tuple(checked_meta({key: "" for key, value in given.items() if value is None}))
         kept = checked_meta({key: value for key, value in given.items() if value is not None})
         title = None if title is None else clean_text(title)
@@ -469,8 +471,10 @@ def checked_meta(meta: Mapping[str, str]) -> dict[str, str]:
     Raises:
         WrongCall: They are not strings by strings.
     """
-    pairs: tuple[tuple[object, object], ...] = tuple(meta.items())
-    for key, value in pairs:
+    given: Any = meta
+    if not isinstance(given, Mapping):
+        raise WrongCall(f"metadata is strings by strings, {{'customer': 'ann'}}; not {given!r}")
+    for key, value in given.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise WrongCall(f"metadata is strings by strings; {key!r} has {value!r}")
     return {clean_text(key): clean_text(value) for key, value in meta.items()}
