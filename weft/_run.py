@@ -7,14 +7,15 @@ appends. Nothing else of a session is in here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Container, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from weft import _texts
 from weft._bodies import Bodies
 from weft._contain import Contained, contain
+from weft._guard import Guard
 from weft._idle import Idle, listen
 from weft._judging import Judge
 from weft._log import EventLog
@@ -22,10 +23,7 @@ from weft._machine import State, advance
 from weft._moves import (
     Asked,
     Begin,
-    CallFinished,
     CallModel,
-    CallParked,
-    CallResumed,
     Cancelled,
     CheckStop,
     Deadline,
@@ -55,6 +53,7 @@ from weft._repair import History, Transcript
 from weft._reply import Reply
 from weft._result import MISSING, Pending, Result
 from weft._setup import Recorder, Setup, Slot, StepInfo
+from weft._since import Since, acknowledge, asked_last
 from weft._toolcall import text_of, truth_of
 from weft.errors import WrongCall
 from weft.events import Event
@@ -73,20 +72,6 @@ Ending: TypeAlias = Literal["cancel", "interrupt"]
 Stop: TypeAlias = Ending | Literal["revoke", "leave"]
 
 
-@dataclass(slots=True)
-class _Since:
-    """An input whose record is not durable yet, with the state before it."""
-
-    before: State
-    given: Input
-    effects: tuple[Effect, ...]
-    records: bool
-    said: int | None = None
-    """The length of the transcript before the first message that it added."""
-    replies: int = 0
-    """How many of the model's it added."""
-
-
 class RunLoop:
     """Drives one run, from `Begin` to its end, in the task of its caller."""
 
@@ -95,19 +80,17 @@ class RunLoop:
         "_base",
         "_base_length",
         "_bodies",
-        "_cancelling",
         "_checking",
         "_clock",
         "_events",
         "_feeding",
-        "_fired",
+        "_guard",
         "_idle",
         "_idling",
         "_ids",
         "_in_flight",
         "_inputs",
         "_instructions",
-        "_interruptible",
         "_judge",
         "_open",
         "_recorder",
@@ -116,7 +99,6 @@ class RunLoop:
         "_since",
         "_slot",
         "_stop",
-        "_task",
         "_told",
         "_void",
         "_work",
@@ -168,7 +150,7 @@ class RunLoop:
         self._instructions: str | None = None
         self._open: tuple[OpenCall, ...] = ()
         """What it was to begin with."""
-        self._since: list[_Since] = []
+        self._since: list[Since] = []
         self._settled: asyncio.Future[None] | None = None
         self._inputs: list[Input] = []
         self._feeding = False
@@ -187,10 +169,7 @@ class RunLoop:
         """Whether a model call was made whose reply is not known."""
         self._idle: asyncio.Future[None] | None = None
         self._idling = Idle(clock)
-        self._task: asyncio.Task[Any] | None = None
-        self._interruptible = False
-        self._fired = 0
-        self._cancelling = 0
+        self._guard = Guard(None)
         self._stop: Stop | None = None
 
     # -- what the outside may do
@@ -235,11 +214,11 @@ class RunLoop:
         if dropped:
             since = self._without(since, dropped)
         if cancel is not None:
-            if self.state.held is not None or any(map(_has_asked, since)):
+            if self.state.held is not None or any(item.has_asked() for item in since):
                 self._in_flight = True  # what it spent is not known any more
             self.state = replace(self.state, held=None, cancelling=True)
         self._feed_all([given for given in news if not isinstance(given, Steer)])
-        late = self._asked_last(since)
+        late = asked_last(since, again=isinstance(self._work, CallModel))
         for item in since[:late]:
             self._feed_again(item, news, cancel=cancel is not None)
         self._feed_all([given for given in news if isinstance(given, Steer)])  # after an end they would come too late
@@ -255,8 +234,8 @@ class RunLoop:
         for given in inputs:
             self.feed(given)
 
-    def _feed_again(self, item: _Since, news: tuple[Input, ...], *, cancel: bool) -> None:
-        if _overruled(item.given, news, cancel=cancel):
+    def _feed_again(self, item: Since, news: tuple[Input, ...], *, cancel: bool) -> None:
+        if item.is_overruled(news, cancel=cancel):
             return
         self._told = [effect.event.kind for effect in item.effects if isinstance(effect, Emit)]
         try:
@@ -264,26 +243,19 @@ class RunLoop:
         finally:
             self._told = None
 
-    def _asked_last(self, since: list[_Since]) -> int:
-        """How many inputs there are up to the last request that was made: it has not read what comes now."""
-        asked = [place for place, item in enumerate(since, 1) if CallModel in map(type, item.effects)]
-        if asked and isinstance(self._work, CallModel):
-            asked.pop()
-        return asked[-1] if asked else 0
-
-    def _without(self, since: list[_Since], dropped: Collection[str]) -> list[_Since]:
+    def _without(self, since: list[Since], dropped: Collection[str]) -> list[Since]:
         """What has happened since, but for what was dropped, and for the reply to a request that had it."""
         left = tuple(steer for steer in self.state.steers if steer.item is None or steer.item not in dropped)
         self.state = replace(self.state, steers=left)
-        kept: list[_Since] = []
+        kept: list[Since] = []
         read = False
         for item in since:
             if read and isinstance(item.given, Replied):
                 self.unanswered(item.given.finish.usage)
                 read = False
-            elif not _is_dropped(item.given, dropped):
+            elif not item.is_one_of(dropped):
                 kept.append(item)
-                read = read or _joins(item, dropped)
+                read = read or item.joins(dropped)
         self._void = self._void or (read and self._asking)
         return kept
 
@@ -331,12 +303,11 @@ class RunLoop:
         Cancelling the task from outside ends the run here and leaves as `CancelledError`.
         """
         self._open = begin.open
-        self._task = asyncio.current_task()
-        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        self._guard = Guard(asyncio.current_task())
         timer = self._clocked()
         try:
             if callable(self.setup.instructions):
-                await self._guard(self._prepare(begin))
+                await self._guarded(self._prepare(begin))
             elif self._stop is None:
                 self._begin(begin, self.setup.instructions)
             while not self.over:
@@ -344,11 +315,11 @@ class RunLoop:
                 if self._stop is not None:
                     self._halt()
                 elif isinstance(work, CallModel):
-                    await self._guard(self._call_model())
+                    await self._guarded(self._call_model())
                 elif isinstance(work, RunTools):
-                    await self._guard(self._bodies.run(work, self.feed))
+                    await self._guarded(self._bodies.run(work, self.feed))
                 elif isinstance(work, CheckStop):
-                    await self._guard(self._check_step())
+                    await self._guarded(self._check_step())
                 else:
                     await self._wait()
         finally:
@@ -422,53 +393,25 @@ class RunLoop:
             case "leave" | None:
                 self.over = True
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work` so that `interrupt` can cancel it, and nothing but it."""
         if self._stop is not None:
             work.close()
             return
-        self._interruptible = True
         try:
-            await work
+            await self._guard.run(work)
         except asyncio.CancelledError:
-            if not self._settle_cancel():
-                self._close_bare()
-                raise
-        else:
-            if not self._settle_cancel() and self._cancelled_outside():
-                self._close_bare()
-                raise asyncio.CancelledError  # what was awaited has swallowed it
-        finally:
-            self._interruptible = False
-
-    def _close_bare(self) -> None:
-        """Cancelled from outside: a bare run is over, so its usage is what it is; a session's is handed on."""
-        if not self._recorder.durable:
-            self.feed(self._cancelled("cancel"))
+            if not self._recorder.durable:  # a bare run is over, so its usage is what it is; a session's is handed on
+                self.feed(self._cancelled("cancel"))
+            raise
 
     def _cancelled(self, by: Ending) -> Cancelled:
         untouched = frozenset(self._bodies.ahead)
         return Cancelled(by=by, model_in_flight=self._in_flight, untouched=untouched, open=self._open)
 
     def _fire(self) -> None:
-        if self._interruptible and self._task is not None and not self._fired:
-            self._fired += 1
-            self._task.cancel()
-        else:
+        if not self._guard.stop():
             self._wake()
-
-    def _settle_cancel(self) -> bool:
-        """Take our own cancellation back; False if the outside cancelled as well."""
-        task = self._task
-        mine, self._fired = self._fired, 0
-        if task is None:
-            return False
-        for _ in range(mine):
-            task.uncancel()
-        return bool(mine) and not self._cancelled_outside()
-
-    def _cancelled_outside(self) -> bool:
-        return self._task is not None and self._task.cancelling() > self._cancelling
 
     async def _wait(self) -> None:
         """Wait until there is work again; a child with nothing but delegations at work hands its slot back."""
@@ -495,18 +438,12 @@ class RunLoop:
         if self._recorder.durable:  # else nothing is refused that has been recorded
             records = Record in map(type, effects)
             if records or self._since:
-                self._since.append(_Since(before, given, effects, records))
+                self._since.append(Since(before, given, effects, records))
         for effect in effects:
             self._carry_out(effect)
 
     def _acknowledge(self) -> None:
-        """The oldest input with a record is durable now; what came before the next one is settled too."""
-        since = self._since
-        while since:
-            if since.pop(0).records:
-                break
-        while since and not since[0].records:
-            since.pop(0)
+        acknowledge(self._since)
         if self._settled is not None:
             self._look_recorded()
 
@@ -643,7 +580,7 @@ class RunLoop:
         reply = Reply(self.state.run, self._ids, None)
         info = info_of(model)
         seconds = None if info.own_idle else request.settings.idle
-        await listen(model.stream(request), reply.take, self._idling, seconds, self._task)
+        await listen(model.stream(request), reply.take, self._idling, seconds, self._guard.task)
         self._in_flight = False
         return reply.whole(info)
 
@@ -677,7 +614,7 @@ class RunLoop:
         self._in_flight = True
         watched = setup.settings.stream and not info.own_idle
         seconds = setup.settings.idle if watched else None
-        await listen(setup.model.stream(request), reply.take, self._idling, seconds, self._task)
+        await listen(setup.model.stream(request), reply.take, self._idling, seconds, self._guard.task)
         message, finish = reply.whole(info)
         by = finish.by or info
         model = f"{by.provider}:{by.model}"
@@ -705,36 +642,6 @@ class RunLoop:
         if self.setup.rules.submission:
             return "required"
         return "none" if choice == "none" else "auto"
-
-
-def _overruled(given: Input, news: tuple[Input, ...], *, cancel: bool) -> bool:
-    match given:
-        case Replied() | ModelFailed() | StopChecked():
-            return cancel
-        case CallParked():
-            return any(
-                (isinstance(new, CallResumed) and new.call == given.call)
-                or (isinstance(new, CallFinished) and new.result.call == given.call)
-                for new in news
-            )
-        case _:
-            return False
-
-
-def _has_asked(item: _Since) -> bool:
-    """Whether this is what came of a model call whose cost is not said yet."""
-    given = item.given
-    failed = isinstance(given, ModelFailed) and item.before.phase == "model" and not given.counted
-    return failed or isinstance(given, Replied)
-
-
-def _is_dropped(given: Input, dropped: Container[str]) -> bool:
-    return isinstance(given, Steer) and given.item is not None and given.item in dropped
-
-
-def _joins(item: _Since, items: Container[str]) -> bool:
-    facts = (fact for effect in item.effects if isinstance(effect, Record) for fact in effect.facts)
-    return any(isinstance(fact, Joined) and fact.item is not None and fact.item in items for fact in facts)
 
 
 _NO_CALL = ToolCall(id="", name="", arguments="")
