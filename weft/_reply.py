@@ -50,7 +50,7 @@ class Reply:
         match event:
             case TextChunk(text=str(text)):
                 self._take_text(text)
-            case ReasoningChunk(text=str(), block=block) if block is None or _is_kept(block):
+            case ReasoningChunk(text=str(), block=block) if block is None or is_clean(block):  # it is stored as it is
                 self._take_reasoning(event)
             case ToolCallChunk(index=int(), name=str() | None, arguments=str()):
                 if self._events is not None:
@@ -59,7 +59,7 @@ class Reply:
                     self._events.push(ArgumentsDelta(run=self._run, index=event.index, text=text, name=name))
             case WholeCall(name=str(), arguments=str()):
                 self._take_call(event)
-            case Finish(reason=str()) if _is_sound(event):
+            case Finish() if _is_sound(event):
                 self._finish = event
             case _:  # what is stored must be read again
                 given = type(event).__name__
@@ -129,11 +129,6 @@ class Reply:
                 for part in parts
             ]
         return Message(role="assistant", parts=tuple(parts)), self._finish
-
-
-def _is_kept(block: object) -> bool:
-    """Whether it is a block that is stored as it is; it must not be cleaned."""
-    return isinstance(block, str) and is_clean(block)
 
 
 def _is_sound(finish: Finish) -> bool:

@@ -306,22 +306,21 @@ class RunLoop:
         self._guard = Guard(asyncio.current_task())
         timer = self._clocked()
         try:
-            if callable(self.setup.instructions):
-                await self._guarded(self._prepare(begin))
+            if self._stop is None and callable(self.setup.instructions):
+                await self._guard.run(self._prepare(begin))
             elif self._stop is None:
                 self._begin(begin, self.setup.instructions)
             while not self.over:
-                work, self._work = self._work, None
                 if self._stop is not None:
                     self._halt()
-                elif isinstance(work, CallModel):
-                    await self._guarded(self._call_model())
-                elif isinstance(work, RunTools):
-                    await self._guarded(self._bodies.run(work, self.feed))
-                elif isinstance(work, CheckStop):
-                    await self._guarded(self._check_step())
+                elif (work := self._next()) is not None:
+                    await self._guard.run(work)
                 else:
                     await self._wait()
+        except asyncio.CancelledError:
+            if not self._recorder.durable:  # a bare run is over, so its usage is what it is; a session's is handed on
+                self.feed(self._cancelled("cancel"))
+            raise
         finally:
             self.over = True
             self._idling.close()
@@ -329,6 +328,19 @@ class RunLoop:
                 timer.cancel()
             self._slot.hand_back()
         return self.ended
+
+    def _next(self) -> Coroutine[Any, Any, None] | None:
+        """What is to be done now."""
+        work, self._work = self._work, None
+        match work:
+            case CallModel():
+                return self._call_model()
+            case RunTools():
+                return self._bodies.run(work, self.feed)
+            case CheckStop():
+                return self._check_step()
+            case None:
+                return None
 
     def _clocked(self) -> Timer | None:
         """Tell the machine when the run's time is over."""
@@ -384,7 +396,7 @@ class RunLoop:
         return None, ()
 
     def _halt(self) -> None:
-        stop, self._stop = self._stop, None
+        stop, self._stop, self._work = self._stop, None, None
         match stop:
             case "cancel" | "interrupt":
                 self.feed(self._cancelled(stop))
@@ -392,18 +404,6 @@ class RunLoop:
                 self.feed(RecordRefused())
             case "leave" | None:
                 self.over = True
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work` so that `interrupt` can cancel it, and nothing but it."""
-        if self._stop is not None:
-            work.close()
-            return
-        try:
-            await self._guard.run(work)
-        except asyncio.CancelledError:
-            if not self._recorder.durable:  # a bare run is over, so its usage is what it is; a session's is handed on
-                self.feed(self._cancelled("cancel"))
-            raise
 
     def _cancelled(self, by: Ending) -> Cancelled:
         untouched = frozenset(self._bodies.ahead)

@@ -204,17 +204,16 @@ def info_of(model: Model) -> ModelInfo:
 
 def is_info(info: object) -> bool:
     """Whether it is a `ModelInfo` that can be stored."""
-    match info:
-        case ModelInfo(provider=str(), model=str(), output="schema" | "tool"):
-            window: object = info.context_window
-            counted = window is None or (isinstance(window, int) and window >= 1)
-            return counted and is_clean(info.provider) and is_clean(info.model)
-    return False
+    if not isinstance(info, ModelInfo) or info.output not in ("schema", "tool"):
+        return False
+    window: object = info.context_window
+    counted = window is None or (isinstance(window, int) and window >= 1)
+    return counted and is_clean(info.provider) and is_clean(info.model)
 
 
-def is_clean(text: str) -> bool:
-    """Whether a store takes it as it is."""
-    return clean_text(text) == text
+def is_clean(given: object) -> bool:
+    """Whether it is a text that a store takes as it is."""
+    return isinstance(given, str) and clean_text(given) == given
 
 
 CONTEXT = "MODEL_CONTEXT"
