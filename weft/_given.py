@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_NUMBER = (int, float)
 
 _TYPE_MAKERS = frozenset({"collections.abc", "types", "typing", "typing_extensions"})
 """Where what stands for a type, and is none, comes from: a union, an alias, a generic."""
@@ -42,12 +43,12 @@ def instance(name: str, given: object, kind: type[T]) -> T:
 
 def at_least(least: float, given: object) -> bool:
     """Whether it is a number from there on."""
-    return isinstance(given, int | float) and given >= least
+    return isinstance(given, _NUMBER) and given >= least
 
 
 def positive(given: object) -> bool:
     """Whether it is a number above 0 that has an end."""
-    return isinstance(given, int | float) and 0 < given < float("inf")
+    return isinstance(given, _NUMBER) and 0 < given < float("inf")
 
 
 def named(given: object) -> str:

@@ -50,13 +50,19 @@ class Limits:
     agent, which no journal keeps."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("parallel", 1), ("retries", 0)):
-            if not _given.at_least(least, given := getattr(self, name)):
-                raise WrongCall(f"Limits({name}=…) is a number of at least {least}; not {given!r}")
-        for name, least in (("tokens", 1), ("tool_calls", 1), ("repeats", 2)):
-            given = getattr(self, name)
-            if given is not None and not _given.at_least(least, given):
-                raise WrongCall(f"Limits({name}=…) is a number of at least {least}, or None; not {given!r}")
+        at_least = _given.at_least
+        if not at_least(1, self.steps):
+            raise WrongCall(f"Limits(steps=…) is a number of at least 1; not {self.steps!r}")
+        if not at_least(1, self.parallel):
+            raise WrongCall(f"Limits(parallel=…) is a number of at least 1; not {self.parallel!r}")
+        if not at_least(0, self.retries):
+            raise WrongCall(f"Limits(retries=…) is a number of at least 0; not {self.retries!r}")
+        if self.tokens is not None and not at_least(1, self.tokens):
+            raise WrongCall(f"Limits(tokens=…) is a number of at least 1, or None; not {self.tokens!r}")
+        if self.tool_calls is not None and not at_least(1, self.tool_calls):
+            raise WrongCall(f"Limits(tool_calls=…) is a number of at least 1, or None; not {self.tool_calls!r}")
+        if self.repeats is not None and not at_least(2, self.repeats):
+            raise WrongCall(f"Limits(repeats=…) is a number of at least 2, or None; not {self.repeats!r}")
         if self.seconds is not None and not _given.positive(self.seconds):
             raise WrongCall(f"Limits(seconds=…) is a positive number of seconds, or None; not {self.seconds!r}")
 
