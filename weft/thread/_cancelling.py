@@ -146,8 +146,8 @@ async def _end_elsewhere(live: Live, run: str) -> bool:
 
 async def _take_over(live: Live) -> bool:
     lease: Literal["claim_once", "seize"] = "seize" if live.lease.live else "claim_once"
-    try:
-        await live.command(lambda view: _turns.close_open(view, lease))
+    try:  # it may just have been taken up here
+        await live.command(lambda view: _turns.close_open(view, lease) if live.runner is None else None)
     except Locked:  # somebody recovers it just now, and ends it as cancelled
         await live.changed()
     return lease == "seize"
@@ -181,18 +181,23 @@ async def _end_child(live: Live, receipt: ReceiptView, *, seized: bool) -> None:
 async def _never_begins(live: Live, receipt: ReceiptView, child: Live) -> None:
     """End a child that has not begun, and make it if it is not there: whoever is late with it finds it ended."""
     world = live.world
-    started, ended = world.ids.new(), world.ids.new()
-    owner = world.store.owner
     try:
         await child.open()
     except NotFound:
         header = _receipts.child_header(live.view.header, receipt, live.view.header.permissions, world.clock.now())
-        first, *more = _receipts.never_began(header, owner=owner, names=(started, ended))
+        names = (world.ids.new(), world.ids.new())
+        first, *more = _receipts.never_began(header, owner=world.store.owner, names=names)
         if await world.store.create(child.id, first, first_index(header), more) == first:
             world.committed(child.id, decode_lines([first, *more], child.id, 0))
         await child.open()
     with suppress(Locked):  # it has just begun
-        await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=started))
+        await never_begin(child)
+
+
+async def never_begin(child: Live) -> None:
+    """End a child that was made and has not begun; nothing where it has, or is over."""
+    fresh, owner = child.world.ids.new(), child.world.store.owner
+    await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=fresh))
 
 
 async def settle(live: Live, settled: Receipt, asked: tuple[str, ...]) -> None:

@@ -112,14 +112,18 @@ class Delegation:
     async def _begin(self, child: Actor, slot: Slot) -> None:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         child.agent._check_ready()
-        await slot.take()
-        if not self._parent.live.may_act():  # somebody else may have ended the run
-            await self._parent.live.refresh()
-        if self._is_over() or child.live.loaded:  # or another handle's actor has made it while this one waited
+        if not await self._may_begin(slot) or child.live.loaded:  # another handle's actor may have made it meanwhile
             slot.hand_back()
             return
         plan = await self._make(child)
         await self._run_first(child, plan, slot)
+
+    async def _may_begin(self, slot: Slot) -> bool:
+        """Wait for a slot; whether the child is still waited for by then."""
+        await slot.take()
+        if not self._parent.live.may_act():  # somebody else may have ended the run
+            await self._parent.live.refresh()
+        return not self._is_over()
 
     async def _make(self, child: Actor) -> Plan | None:
         """The child's thread with its first turn, at once; None where somebody else has made it, or has ended it."""
@@ -156,7 +160,7 @@ class Delegation:
         return await child.live.command(decide)
 
     async def _run_first(self, child: Actor, plan: Plan | None, slot: Slot) -> None:
-        """Run the turn that was claimed with a slot in hand; where somebody else was first, it is not needed."""
+        """Run the turn that was claimed with a slot in hand; where there is none, the slot is not needed."""
         if plan is None:
             slot.hand_back()
         else:
@@ -169,6 +173,7 @@ class Delegation:
             view = child.live.view
             if self._is_over():
                 await _cancelling.cancel(child.live)
+                await _cancelling.never_begin(child.live)
             if view.run is None and view.orphans():
                 await _cancelling.end(child.live)
             if view.run is None and view.ended:
@@ -194,8 +199,8 @@ class Delegation:
             await running.finished()
             return True
         if view.run is None:
-            await slot.take()
-            await self._run_first(child, await self._first_prompt(child), slot)
+            plan = await self._first_prompt(child) if await self._may_begin(slot) else None
+            await self._run_first(child, plan, slot)
             return True
         if not view.run.parked or view.resumable():
             await _claim_and_run(child, slot)

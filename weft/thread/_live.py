@@ -200,9 +200,9 @@ class Live:
         self._reset_next()
 
     def _reset_next(self) -> None:
-        """What is sent next follows the accepted head; what waits keeps its parents."""
+        """What is sent next follows the accepted head."""
         self._next = self.head
-        self._next_leaf = self._last_leaf()
+        self._next_leaf = self.view.leaf
         self._next_index = self.view.index
 
     def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
@@ -327,19 +327,19 @@ class Live:
         command: Command | None = None,
         turn: str | None = None,
     ) -> Append:
-        """Entries with ids, times and parents of their own; a rebase keeps them."""
+        """Entries with ids and times of their own; a rebase keeps them."""
         given = command is not None
         texts = [encode_body(body, given=given) for body in bodies]  # before anything is counted: it may be refused
         now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         first = self._records[-1].entries[-1].position + 1 if self._records and done else self._next.count
-        for place, body in enumerate(bodies, first):  # a guess, mended when it is sent
+        leaf = self._next_leaf
+        for place, body in enumerate(bodies, first):  # both are guesses, mended when it is sent
             name = self.world.ids.new() if turn is None or not isinstance(body, TurnStarted) else turn
             tree = type(body) in TREE
-            parent = self._next_leaf if tree else None
-            entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
+            entries.append(Entry(position=place, id=name, parent=leaf if tree else None, time=now, body=body))
             if tree:
-                self._next_leaf = leaf_after(entries[-1])
+                leaf = leaf_after(entries[-1])
         return Append(entries, texts, lease, done, command)
 
     def _pump(self) -> None:
@@ -385,11 +385,7 @@ class Live:
             if append.command is not None:
                 append.command.refuse(Locked(self.id, self.lease.owner))
             return
-        count = self._next.count
-        append.entries = [
-            entry if entry.position == place else replace(entry, position=place)
-            for place, entry in enumerate(append.entries, count)
-        ]
+        append.entries = self._placed(append.entries)
         lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
         expect, self._next = self._next, append.after
@@ -406,6 +402,18 @@ class Live:
         else:
             future = sent
         future.add_done_callback(partial(self._landed, append))
+
+    def _placed(self, entries: list[Entry]) -> list[Entry]:
+        """The same, where they come to stand: after all that is in flight, and nothing else."""
+        placed: list[Entry] = []
+        for place, entry in enumerate(entries, self._next.count):
+            tree = type(entry.body) in TREE
+            parent = self._next_leaf if tree else None
+            same = entry.position == place and entry.parent == parent
+            placed.append(entry if same else replace(entry, position=place, parent=parent))
+            if tree:
+                self._next_leaf = leaf_after(entry)
+        return placed
 
     def _index_after(self, append: Append) -> Index | None:
         before = self._next_index
@@ -575,8 +583,6 @@ class Live:
     def drop_records(self) -> None:
         """Forget the records that were not sent yet: their turn is given up."""
         self._records.clear()
-        if self._view is not None:
-            self._next_leaf = self._last_leaf()
 
     def lose(self) -> None:
         """The lease is no longer held: the turn here may not go on."""
@@ -648,14 +654,6 @@ class Live:
         if command is not None:
             command.settle(None)
         self._pump()
-
-    def _last_leaf(self) -> str | None:
-        """The leaf after the records that wait: they keep their parents."""
-        for append in reversed(self._records):
-            for entry in reversed(append.entries):
-                if type(entry.body) in TREE:
-                    return leaf_after(entry)
-        return self.view.leaf
 
     # -- waiting
 

@@ -1,0 +1,57 @@
+"""Whatever is on its way beside it, what a turn says follows what is there: no entry follows one that was refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.thread.places import Body, a_place, sound, ticks
+from weft import Agent
+from weft.errors import Locked
+from weft.messages import Message
+from weft.pool import Pool
+from weft.testing import Script, call, hold, say
+from weft.testing.clock import settle
+from weft.thread._turns import Plan
+from weft.thread.entries import Said
+
+
+async def test_what_is_recorded_while_a_command_is_refused_follows_what_is_there() -> None:
+    async with a_place() as place:
+        gate = asyncio.Event()
+        session = await place.one.create(Agent(Script(hold(gate, then=say("hello")), say("again"))))
+        turn = await session.send("go")
+        await settle()
+        place.disk.hold(1)
+        theirs = Plan(bodies=(Said(message=Message.user("mine")),), lease="claim_once")  # but the turn has the lease
+        refused = asyncio.ensure_future(session._live.command(lambda _: theirs))
+        await settle()
+        gate.set()
+        await settle()
+        await place.disk.open_up()
+        assert isinstance(await place.outcome(refused), Locked)
+        assert (await place.outcome(turn.wait())).text == "hello"
+        sound(place)
+        assert (await place.two.verify(session.id)).sound
+
+
+async def test_a_child_that_is_gone_on_with_while_it_is_cancelled_ends_once(subtests_of: int = 40) -> None:
+    for n in range(subtests_of):
+        async with a_place() as place:
+            look, pool = Body("look"), Pool(1)
+            helper = Agent(Script(call("look"), say("helped")), name="helper", tools=[look.tool])
+            wrapped = pool.wrap("help", helper, description="Helps.")
+            parent = Agent(Script(call("help", prompt="x"), say("done")), tools=[wrapped])
+            async with place.another("gone", "c") as gone:
+                session = await gone.create(parent)
+                await session.send("go")
+                await look.started.wait()
+                (receipt,) = session.receipts
+            mine = await place.one.open(session.id, parent)
+            going_on = asyncio.ensure_future(mine.resume())
+            await ticks(n)
+            await place.outcome(place.one.cancel(receipt.child))
+            await place.outcome(going_on)
+            await place.rests(mine)
+            sound(place)
+            for thread in (session.id, receipt.child):
+                assert (await place.two.verify(thread)).sound, n
