@@ -34,8 +34,8 @@ async def test_what_is_recorded_while_a_command_is_refused_follows_what_is_there
         assert (await place.two.verify(session.id)).sound
 
 
-async def test_a_child_that_is_gone_on_with_while_it_is_cancelled_ends_once(subtests_of: int = 40) -> None:
-    for n in range(subtests_of):
+async def test_a_child_that_is_gone_on_with_while_it_is_cancelled_ends_once() -> None:
+    for n in range(40):
         async with a_place() as place:
             look, pool = Body("look"), Pool(1)
             helper = Agent(Script(call("look"), say("helped")), name="helper", tools=[look.tool])

@@ -20,7 +20,7 @@ from weft.thread._view import ReceiptView, View
 from weft.thread.entries import Receipt
 
 if TYPE_CHECKING:
-    from weft.thread._actor import Actor
+    from weft.thread._actor import Actor, Work
 
 
 class Delegation:
@@ -115,8 +115,7 @@ class Delegation:
         if not await self._may_begin(slot) or child.live.loaded:  # another handle's actor may have made it meanwhile
             slot.hand_back()
             return
-        plan = await self._make(child)
-        await self._run_first(child, plan, slot)
+        await _run(await self._make(child, slot), slot)
 
     async def _may_begin(self, slot: Slot) -> bool:
         """Wait for a slot; whether the child is still waited for by then."""
@@ -125,7 +124,7 @@ class Delegation:
             await self._parent.live.refresh()
         return not self._is_over()
 
-    async def _make(self, child: Actor) -> Plan | None:
+    async def _make(self, child: Actor, slot: Slot) -> Work | None:
         """The child's thread with its first turn, at once; None where somebody else has made it, or has ended it."""
         parent = self._parent.live.view.header
         allow = narrower(child.agent.allow, parent.permissions)
@@ -134,20 +133,21 @@ class Delegation:
         header = _receipts.child_header(parent, self._receipt, allow, child.node.clock.now())
         child.live.context = copy_context()
         line, created = child.live.found(header)
-        plan = await contain("child", self._first_prompt(child))
+        work = await contain("child", self._first_turn(child, slot))
         kept = await contain("child", created)
-        if isinstance(kept, Contained):  # also why the plan has failed
+        if isinstance(kept, Contained):  # also why there is no turn
             raise kept.cause
         if kept != line:
             child.live.close(Busy(f"thread {child.live.id!r} was made elsewhere just now; try again"))
             child.live = await child.node.live(child.live.id).open()
             child.live.output = child.agent._output
             return None
-        if isinstance(plan, Contained):
-            raise plan.cause
-        return plan
+        if isinstance(work, Contained):
+            raise work.cause
+        return work
 
-    async def _first_prompt(self, child: Actor) -> Plan | None:
+    async def _first_turn(self, child: Actor, slot: Slot) -> Work | None:
+        """Claim it, with a slot in hand; None where somebody else was first."""
         accepted = self._receipt.accepted
         message = Message.user(accepted.prompt or "")
         owner, limits = child.node.store.owner, child.agent.limits
@@ -157,14 +157,9 @@ class Delegation:
                 return None
             return _inbox.prompt(message, accepted.call, owner, limits)
 
-        return await child.live.command(decide)
-
-    async def _run_first(self, child: Actor, plan: Plan | None, slot: Slot) -> None:
-        """Run the turn that was claimed with a slot in hand; where there is none, the slot is not needed."""
-        if plan is None:
-            slot.hand_back()
-        else:
-            await child.run_here(plan, {}, slot)
+        taken: list[Work] = []
+        await child.live.command(decide, lambda plan: taken.append(child.take_on(plan, {}, slot)))
+        return taken[0] if taken else None
 
     # -- its way to where it rests
 
@@ -199,8 +194,7 @@ class Delegation:
             await running.finished()
             return True
         if view.run is None:
-            plan = await self._first_prompt(child) if await self._may_begin(slot) else None
-            await self._run_first(child, plan, slot)
+            await _run(await self._first_turn(child, slot) if await self._may_begin(slot) else None, slot)
             return True
         if not view.run.parked or view.resumable():
             await _claim_and_run(child, slot)
@@ -292,10 +286,18 @@ async def _is_new(child: Actor) -> bool:
     return False
 
 
+async def _run(work: Work | None, slot: Slot) -> None:
+    """Run a turn that was claimed with a slot in hand; where there is none, the slot is not needed."""
+    if work is None:
+        slot.hand_back()
+    else:
+        await work()
+
+
 async def _claim_and_run(child: Actor, slot: Slot) -> None:
     seen = child.live.version
-    claimed = await child.claim_next()
-    if claimed is None:
+    work = await child.claim_next(partial(child.take_on, slot=slot))
+    if work is None:
         await child.live.changed(seen)
     else:
-        await child.run_here(*claimed, slot)
+        await work()
