@@ -8,7 +8,7 @@ from typing import Literal
 
 from weft._contain import Contained
 from weft._texts import RESULT_CAP
-from weft.errors import Closed, Locked, NotFound
+from weft.errors import Busy, Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
 from weft.thread._again import persisting
 from weft.thread._codec import decode_lines
@@ -162,15 +162,17 @@ async def _end_child(live: Live, receipt: ReceiptView, *, seized: bool) -> None:
     """Cancel the child, its own children first, and settle its receipt with what it has spent."""
     settled = _receipts.cancelled(receipt.id)
     child = live.world.live(receipt.accepted.child or "")
-    if seized:
-        await _never_begins(live, receipt, child)
     try:
+        if seized:
+            await _never_begins(live, receipt, child)
         await child.open()
         await cancel(child)
         await child.until(lambda view: view.run is None or None)
         await end(child)
     except NotFound:
         pass
+    except Busy:  # it was to be made here, and somebody else has made it just now: again, with theirs
+        return
     else:
         if child.view.ended:
             last = next(reversed(child.view.ended.values()))

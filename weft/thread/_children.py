@@ -10,7 +10,7 @@ from weft._contain import Contained, contain
 from weft._result import reason_of
 from weft._setup import Slot, narrower
 from weft._texts import RESULT_CAP
-from weft.errors import Busy, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
+from weft.errors import Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
 from weft.messages import Message
 from weft.thread import _approvals, _cancelling, _inbox, _receipts
 from weft.thread._again import FIRST_PAUSE, LONGEST_PAUSE, persisting
@@ -138,7 +138,6 @@ class Delegation:
         if isinstance(kept, Contained):  # also why there is no turn
             raise kept.cause
         if kept != line:
-            child.live.close(Busy(f"thread {child.live.id!r} was made elsewhere just now; try again"))
             child.live = await child.node.live(child.live.id).open()
             child.live.output = child.agent._output
             return None

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weft._contain import Contained, contain, contain_call
 from weft._output import Output
 from weft._ports import Clock, Ids, forget
-from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
+from weft.errors import Busy, Closed, Corrupt, Locked, NotFound, Stale, StoreFailed
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turnlog import Failure, Runner, TurnLog
 from weft.thread._turns import LeaseKind, Plan
@@ -210,17 +210,19 @@ class Live:
 
         Returns:
             The header's line, and a future of the one that the store keeps: another one if the thread was
-            there already; then this must be closed.
+            there already; then this is closed.
         """
         line, created = self._begin(header)
-        created.add_done_callback(self._not_made)
+        created.add_done_callback(partial(self._not_made, line))
         if self.world.observed:
             created.add_done_callback(partial(self._created, header, line))
         return line, created
 
-    def _not_made(self, created: asyncio.Future[bytes]) -> None:
+    def _not_made(self, line: bytes, created: asyncio.Future[bytes]) -> None:
         """Nothing that follows can be written: told before that is tried, so that everybody knows why."""
         failure = None if created.cancelled() else created.exception()
+        if failure is None and not created.cancelled() and created.result() != line:
+            failure = Busy(f"thread {self.id!r} was made elsewhere just now; try again")
         if failure is not None:
             self.close(failure)
 
@@ -521,12 +523,12 @@ class Live:
             self._try_again(broken)
 
     def _command_refused(self, command: Command, failure: Failure | None) -> None:
-        if isinstance(failure, Stale):
+        if isinstance(failure, Stale) and self._closed is None:
             self._commands.insert(0, command)
             self._catch_up(None)
             return
         if failure is not None:
-            command.refuse(failure)
+            command.refuse(self._closed or failure)
         self._pump()
 
     def _try_again(self, failure: StoreFailed) -> None:
