@@ -55,3 +55,16 @@ async def test_a_child_that_is_gone_on_with_while_it_is_cancelled_ends_once() ->
             sound(place)
             for thread in (session.id, receipt.child):
                 assert (await place.two.verify(thread)).sound, n
+
+
+async def test_what_was_claimed_here_just_now_is_not_claimed_again_here() -> None:
+    for n in range(12):
+        async with a_place() as place:
+            session = await place.one.create(Agent(Script(say("hello"), say("again"))))
+            place.data._dead.add("one")  # it is held for dead, so its lease keeps nobody away
+            going_on = asyncio.ensure_future(session.resume())
+            await ticks(n)
+            turn = await place.outcome(session.send("go"))
+            await place.outcome(going_on)
+            assert (await place.outcome(turn.wait())).text == "hello", n
+            sound(place)

@@ -314,7 +314,7 @@ class Actor:
 
     def _due(self, view: View, plans: Mapping[str, CallPlan]) -> Plan | None:
         owner = self.node.store.owner
-        if any(call.call.id not in plans for call in view.open_calls()):
+        if self.live.runner is not None or any(call.call.id not in plans for call in view.open_calls()):
             return None
         limits = self.agent.limits
         return (
