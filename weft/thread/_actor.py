@@ -374,9 +374,10 @@ class Actor:
         """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
         for receipt in tuple(self.live.view.unsettled):
             driven = self.driven.get(receipt)
-            if driven is not None and driven.child is not None and driven.child.live.loaded:
+            child = None if driven is None else driven.child
+            if driven is not None and child is not None and child.live.loaded:
                 await driven.pass_down()
-                await driven.child.pump()
+                await child.pump()
             else:
                 self.start_child(receipt)
 
