@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.thread.places import Body, a_place, sound, ticks
+import pytest
+
+from tests.thread.places import Body, Place, SlowStore, _Held, a_place, at_rest, sound, ticks
 from weft import Agent
 from weft.errors import Locked
 from weft.messages import Message
 from weft.pool import Pool
-from weft.testing import Script, call, hold, say
+from weft.testing import CountingIds, Script, call, hold, say
 from weft.testing.clock import settle
+from weft.thread import OpenStore
 from weft.thread._turns import Plan
 from weft.thread.entries import Said
 
@@ -68,3 +71,40 @@ async def test_what_was_claimed_here_just_now_is_not_claimed_again_here() -> Non
             await place.outcome(going_on)
             assert (await place.outcome(turn.wait())).text == "hello", n
             sound(place)
+
+
+class Late(SlowStore):
+    """Appends are written so many turns of the loop later."""
+
+    turns = 0
+
+    def _write(self, held: _Held) -> None:
+        self._later(self.turns, held)
+
+    def _later(self, turns: int, held: _Held) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self._later, turns - 1, held)
+        else:
+            super()._write(held)
+
+
+async def test_a_cancel_that_is_accepted_while_its_store_is_left_is_not_overruled() -> None:
+    for n in range(1, 12):
+        place, gate = Place(), asyncio.Event()
+        disk = Late(place.data, "late", place.clock)
+        agent = Agent(Script(hold(gate, then=say("hello"))))
+        async with OpenStore(disk, clock=place.clock, ids=CountingIds("c"), grace=0.0) as store:
+            session = await store.create(agent)
+            await session.send("go")
+            await settle()
+            disk.turns = 12
+            cancels = asyncio.ensure_future(session.cancel())
+            await ticks(8)  # it is on its way
+            gate.set()
+            await ticks(n)  # what the model says waits for it
+        await asyncio.wait([cancels])
+        async with place.two:
+            session = await place.two.open(session.id, agent)
+            await session.resume()
+            await place.rests(session)
+            at_rest(place)

@@ -489,10 +489,13 @@ class Live:
 
     def _foreign(self, entries: Sequence[Entry]) -> None:
         """Entries that the running turn did not write: it may have to decide again."""
-        runner = self.runner
+        runner, run = self.runner, self.view.run
         if runner is not None and runner.wants_again(entries):
             self.drop_records()
             runner.decide_again(entries)
+        elif runner is None and run is not None and run.cancelled is not None:
+            # the turn was left: nobody can decide here again how it ends
+            self._records = [record for record in self._records if record.lease != "release"]
 
     def _after_refusal(self) -> None:
         """Everything in flight has been answered, and some of it was refused."""
