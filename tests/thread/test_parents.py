@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from tests.thread.places import Body, Place, SlowStore, _Held, a_place, at_rest, sound, ticks
 from weft import Agent
 from weft.errors import Locked
