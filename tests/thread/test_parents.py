@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from tests.thread.places import Body, Place, SlowStore, _Held, a_place, at_rest, sound, ticks
-from weft import Agent
-from weft.errors import Locked
+from weft import Agent, Limits
+from weft.errors import Locked, TurnCancelled
 from weft.messages import Message
 from weft.pool import Pool
-from weft.testing import CountingIds, Script, call, hold, say
+from weft.testing import CountingIds, Script, call, calls, hold, say
 from weft.testing.clock import settle
-from weft.thread import OpenStore
+from weft.thread import OpenStore, deny
 from weft.thread._turns import Plan
 from weft.thread.entries import Said
 
@@ -106,3 +106,22 @@ async def test_a_cancel_that_is_accepted_while_its_store_is_left_is_not_overrule
             await session.resume()
             await place.rests(session)
             at_rest(place)
+
+
+async def test_a_cancel_wins_over_a_limit_that_ends_what_was_just_gone_on_with() -> None:
+    async with a_place() as place:
+        pay = Body("pay", approval=True)
+        script = Script(calls(call("pay"), call("pay")), say("never"))
+        agent = Agent(script, tools=[pay.tool], limits=Limits(tool_calls=1))
+        session = await place.one.create(agent)
+        await place.outcome(session.send("go"))
+        await place.rests(session)
+        await place.two.decide(*map(deny, session.pending))
+        place.disk.hold(2)  # the end that its limit gives it
+        turn = await session.resume()
+        await settle()
+        assert await place.two.cancel(session.id)
+        await place.disk.open_up()
+        assert turn is not None
+        assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
+        at_rest(place)
