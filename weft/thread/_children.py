@@ -179,7 +179,9 @@ class Delegation:
             if await self._step(child, slot):
                 continue
             if view.undecided and await self._wait_for_decisions(child):
-                return
+                if not _moves_below(view):
+                    return
+                await self._pump(child)
 
     def _cap(self) -> int:
         tool = self._parent.agent._tools.get(self._receipt.accepted.wrap or "")
@@ -200,10 +202,18 @@ class Delegation:
             return True
         if view.undecided:
             return False
-        seen = child.live.version
-        await child.pump()
-        await child.live.changed(seen)
+        await self._pump(child)
         return True
+
+    async def _pump(self, child: Actor) -> None:
+        """Go on with the child's own children, and return when there is news: what cannot be gone on with stays so."""
+        tried = self._seen(child)
+        await child.pump()
+        while self._seen(child) == tried and child.live.runner is None:
+            await child.live.changed()
+
+    def _seen(self, child: Actor) -> tuple[object, ...]:
+        return child.live.head, child.live.lease, self._parent.live.head
 
     async def pass_down(self) -> None:
         """The decisions that stand in the parent, for requests that wait in the child."""
@@ -275,6 +285,11 @@ class Delegation:
             plan = await parent.live.command(decide)
         if plan is not None and plan.lease == "claim":
             parent.start(plan, plans)
+
+
+def _moves_below(view: View) -> bool:
+    """Whether there is a delegation that waits for nobody's decision."""
+    return any(view.receipt_state(view.receipts[name]) == "accepted" for name in view.unsettled)
 
 
 async def _is_new(child: Actor) -> bool:
