@@ -19,7 +19,11 @@ def tree(pool: Pool, *, with_one: bool = True) -> tuple[Agent[Any, Any], Body, B
     askers = [Agent(Script(call("pay"), say("paid")), name=f"asker{n}", tools=[b.tool]) for n, b in enumerate(bodies)]
     tools = [pool.wrap(name, asker, description="x") for name, asker in zip(("one", "two"), askers, strict=True)]
     middle = Agent(Script(WANTED, say("both")), name="middle", tools=tools if with_one else tools[1:])
-    root = Agent(Script(call("middle", prompt="z"), say("done")), tools=[pool.wrap("middle", middle, description="x")])
+    root = Agent(
+        Script(call("middle", prompt="z"), say("done")),
+        name="root",
+        tools=[pool.wrap("middle", middle, description="x")],
+    )
     return root, *bodies
 
 
@@ -40,6 +44,27 @@ async def test_it_goes_on_while_its_sibling_waits() -> None:
         assert pool._slots.used == 0
         await session.decide(deny(two))
         await clock.advance(1.0)
+        assert session.messages[-1].text == "done"
+        assert store.reports == []
+
+
+async def test_it_goes_on_at_any_depth_while_its_sibling_waits() -> None:
+    clock, pool = ManualClock(), Pool(1)
+    root, first, second = tree(pool)
+    for name in ("above", "top"):
+        wrapped = pool.wrap("below", root, description="x")
+        root = Agent(Script(call("below", prompt=name), say("done")), name=name, tools=[wrapped])
+    async with open_store(Memory(), clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(root)
+        await session.send("go")
+        await clock.advance(1.0)
+        (one, two) = session.pending
+        await session.decide(approve(one))
+        await clock.advance(1.0)
+        assert (first.runs, second.runs) == (1, 0)
+        await session.decide(approve(two))
+        await clock.advance(1.0)
+        assert second.runs == 1
         assert session.messages[-1].text == "done"
         assert store.reports == []
 

@@ -178,10 +178,8 @@ class Delegation:
             await self.pass_down()
             if await self._step(child, slot):
                 continue
-            if view.undecided and await self._wait_for_decisions(child):
-                if not _moves_below(view):
-                    return
-                await self._pump(child)
+            if view.undecided and await self._wait_for_decisions(child) and not await self._go_on_below(child):
+                return
 
     def _cap(self) -> int:
         tool = self._parent.agent._tools.get(self._receipt.accepted.wrap or "")
@@ -211,6 +209,16 @@ class Delegation:
         await child.pump()
         while self._seen(child) == tried and child.live.runner is None:
             await child.live.changed()
+
+    async def _go_on_below(self, child: Actor) -> bool:
+        """Go on with what is decided below a child that waits for a person; whether there is news of it."""
+        if not _some_decided(child.live.view):
+            return False
+        tried = self._seen(child)
+        await child.pump()
+        while child.driven:
+            await child.live.changed()
+        return self._seen(child) != tried
 
     def _seen(self, child: Actor) -> tuple[object, ...]:
         return child.live.head, child.live.lease, self._parent.live.head
@@ -287,9 +295,10 @@ class Delegation:
             parent.start(plan, plans)
 
 
-def _moves_below(view: View) -> bool:
-    """Whether there is a delegation that waits for nobody's decision."""
-    return any(view.receipt_state(view.receipts[name]) == "accepted" for name in view.unsettled)
+def _some_decided(view: View) -> bool:
+    """Whether something that a delegation here has asked is decided, so that it may go on."""
+    open_ = (view.receipts[name] for name in view.unsettled)
+    return any(name not in view.undecided for receipt in open_ for name in receipt.requests)
 
 
 async def _is_new(child: Actor) -> bool:
