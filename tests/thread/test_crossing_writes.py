@@ -1,4 +1,4 @@
-"""Whatever is on its way beside it, what a turn says follows what is there: no entry follows one that was refused."""
+"""Claims, cancels and records that are on their way to one journal at once: what is written follows what is there."""
 
 from __future__ import annotations
 
