@@ -281,6 +281,9 @@ def _out_of_time(state: State) -> Effects:
 
 
 def _finish(state: State, facts: tuple[Fact, ...], ended: Ended) -> Effects:
+    """End the run so; one that will be cancelled ends no other way."""
+    if state.cancelling and ended.outcome != "cancelled":
+        return (_record(state, facts, "reply"),) if facts else ()
     state.phase = "ending"
     state.end = ended
     state.held = None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,10 +17,14 @@ from weft.errors import NotFound, StoreFailed
 from weft.pool import Pool
 from weft.testing import CountingIds, ManualClock, Script, call, hold, say
 from weft.testing.clock import settle
-from weft.thread import Memory, approve, open_store
+from weft.thread import Memory, Session, approve, open_store
+from weft.thread._codec import decode_line, header_line
+from weft.thread.entries import Header
 from weft.thread.memory import MemoryStore
 from weft.thread.openstore import OpenStore
 from weft.thread.store import Appended, Head, Index, LeaseChange
+
+T = TypeVar("T")
 
 
 class Full(MemoryStore):
@@ -151,3 +158,84 @@ async def test_a_child_that_was_cancelled_before_it_began_is_not_begun_by_who_is
         await clock.advance(1.0)
         with pytest.raises(NotFound):
             await two.open(theirs.receipts[0].child)
+
+
+class Raced(MemoryStore):
+    """Another process makes each child just before; who makes it here hears of that when `tell` is called."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(Memory(), owner="one", ttl=30.0, clock=clock, survives=True)
+        self._children: set[str] = set()
+        self._untold: list[Callable[[], None]] = []
+
+    def create(self, thread: str, line: bytes, index: Index, more: Sequence[bytes] = ()) -> asyncio.Future[bytes]:
+        header = decode_line(line, thread, 0).body
+        assert isinstance(header, Header)
+        if header.parent is None:
+            return super().create(thread, line, index, more)
+        self._children.add(thread)
+        super().create(thread, header_line(replace(header, created=header.created + 1.0)), index)
+        return self._later(super().create(thread, line, index, more))
+
+    def append(
+        self, thread: str, lines: Sequence[bytes], expect: Head, lease: LeaseChange, index: Index | None
+    ) -> asyncio.Future[Appended]:
+        done = super().append(thread, lines, expect, lease, index)
+        return self._later(done) if thread in self._children else done
+
+    def _later(self, done: asyncio.Future[T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._untold.append(partial(_tell, future, done))
+        return future
+
+    def tell(self) -> None:
+        self._children.clear()
+        for untold in self._untold:
+            untold()
+
+
+def _tell(future: asyncio.Future[T], done: asyncio.Future[T]) -> None:
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(error)
+
+
+@asynccontextmanager
+async def a_raced_child(script: Script) -> AsyncIterator[tuple[Raced, ManualClock, OpenStore, Session[Any]]]:
+    """A session that makes a child which was just made elsewhere, and has not heard of that."""
+    pool, clock = Pool(2), ManualClock()
+    wrapped = pool.wrap("help", Agent(script, name="helper"), description="x")
+    parent = Agent(Script(call("help", prompt="x"), say("done")), tools=[wrapped])
+    disk = Raced(clock)
+    async with OpenStore(disk, clock=clock, ids=CountingIds("a"), grace=0.0) as store:
+        session = await store.create(parent)
+        await session.send("go")
+        await settle()
+        yield disk, clock, store, session
+        assert store.reports == []
+    assert pool._slots.used == 0
+
+
+async def test_a_child_that_was_just_made_elsewhere_is_gone_on_with_also_where_two_drive_it() -> None:
+    async with a_raced_child(Script(say("helped"))) as (disk, clock, store, session):
+        assert session.agent is not None
+        await (await store.open(session.id, session.agent)).resume()
+        await settle()
+        disk.tell()
+        await clock.advance(1.0)
+        assert [receipt.state for receipt in session.receipts] == ["done"]
+        assert session.messages[-1].text == "done"
+
+
+async def test_a_child_that_was_just_made_elsewhere_is_ended_where_its_parent_is_cancelled_meanwhile() -> None:
+    never = Script(say("never"))
+    async with a_raced_child(never) as (disk, clock, store, session):
+        assert await session.cancel()
+        await settle()
+        disk.tell()
+        await clock.advance(5.0)
+        assert [receipt.state for receipt in session.receipts] == ["cancelled"]
+        assert (await store.open(session.receipts[0].child)).messages == ()
+    assert not never.requests

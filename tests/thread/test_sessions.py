@@ -1527,6 +1527,14 @@ async def test_what_was_deleted_is_gone(where: Where) -> None:
             await store.open(session.id)
 
 
+@pytest.mark.parametrize("children", [False, True])
+async def test_an_id_that_no_thread_can_have_is_not_found(where: Where, children: bool) -> None:
+    async with open_store(where) as store:
+        for name in ("", "a\x00", "a\ud800"):
+            with pytest.raises(NotFound):
+                await store.delete(name, children=children)
+
+
 async def test_handles_elsewhere_learn_that_it_was_deleted(where: Where) -> None:
     async with open_store(where) as one, open_store(where) as two:
         session = await one.create(Agent(Script(say("1"))))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakMethod
 
 from weft._agent import Agent, empty_context
@@ -35,6 +35,11 @@ from weft.thread._turnlog import TurnLog
 from weft.thread._turns import Plan
 from weft.thread._view import CallView, ReceiptView, View
 from weft.thread.turn import Turn
+
+T = TypeVar("T")
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
+"""Runs a turn that was claimed."""
 
 
 class Actor:
@@ -211,10 +216,10 @@ class Actor:
         elif self.live.view.queue:
             await self._go_on_quietly()
 
-    def run_here(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Awaitable[None]:
-        """Run the turn that was just claimed, in the present task."""
+    def take_on(self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot) -> Work:
+        """Have the turn that was just claimed; what this gives runs it, in the task that calls it."""
         runner, loop, begin, started = self._prepare(plan, plans, slot)
-        return runner.run(loop, begin, started)
+        return partial(runner.run, loop, begin, started)
 
     def _prepare(
         self, plan: Plan, plans: Mapping[str, CallPlan], slot: Slot
@@ -286,9 +291,7 @@ class Actor:
             waits = bool(view.undecided)
             await self.pump()
             return None if waits else Turn(self.live, after=turn)
-        turns: list[Turn[Any]] = []
-        claimed = await self.claim_next(lambda plan, plans: turns.append(self.start(plan, plans)))
-        return None if claimed is None else turns[0]
+        return await self.claim_next(self.start)
 
     async def _end_cancelled(self) -> None:
         """Close what was parked and is cancelled; settle, beside what comes next, what was delegated by it."""
@@ -297,28 +300,27 @@ class Actor:
             await _cancelling.end(self.live)
         _cancelling.see_to(self.live)
 
-    async def claim_next(
-        self, then: Callable[[Plan, Mapping[str, CallPlan]], object] | None = None
-    ) -> tuple[Plan, Mapping[str, CallPlan]] | None:
+    async def claim_next(self, then: Callable[[Plan, Mapping[str, CallPlan]], T]) -> T | None:
         """Claim the thread for the turn that is due; None where there is none, or somebody else has it.
 
-        `then` is called once it is claimed, also where nobody waits for this any more.
+        `then` takes it on: at once, before anything else is decided, and also where nobody waits for this any more.
         """
         self.agent._check_ready()
         plans = await self.judge_open()
         if self.node.leaving:
             return None
+        taken: list[T] = []
         try:
             with self.node.claiming():
-                start = None if then is None else partial(_swapped, then, plans)
-                plan = await self.live.command(lambda view: self._due(view, plans), start)
+                decide = partial(self._due, plans=plans)
+                await self.live.command(decide, lambda plan: taken.append(then(plan, plans)))
         except Locked:
             return None
-        return None if plan is None else (plan, plans)
+        return taken[0] if taken else None
 
     def _due(self, view: View, plans: Mapping[str, CallPlan]) -> Plan | None:
         owner = self.node.store.owner
-        if any(call.call.id not in plans for call in view.open_calls()):
+        if self.live.runner is not None or any(call.call.id not in plans for call in view.open_calls()):
             return None
         limits = self.agent.limits
         return (
@@ -378,9 +380,10 @@ class Actor:
         """Go on with every child that is not settled: pass decisions down, resume what is decided, settle."""
         for receipt in tuple(self.live.view.unsettled):
             driven = self.driven.get(receipt)
-            if driven is not None and driven.child is not None and driven.child.live.loaded:
+            child = None if driven is None else driven.child
+            if driven is not None and child is not None and child.live.loaded:
                 await driven.pass_down()
-                await driven.child.pump()
+                await child.pump()
             else:
                 self.start_child(receipt)
 
@@ -404,12 +407,6 @@ class Actor:
 def _is_open(view: View, run: str) -> bool:
     """Whether this run is at work, here or elsewhere."""
     return view.run is not None and view.run.run == run and not view.run.parked
-
-
-def _swapped(
-    then: Callable[[Plan, Mapping[str, CallPlan]], object], plans: Mapping[str, CallPlan], plan: Plan
-) -> object:
-    return then(plan, plans)
 
 
 def known_turn(live: Live, key: str | None) -> Turn[Any]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from weft._contain import Contained
 from weft._texts import RESULT_CAP
-from weft.errors import Closed, Locked, NotFound
+from weft.errors import Busy, Closed, Locked, NotFound
 from weft.thread import _receipts, _turns
 from weft.thread._again import persisting
 from weft.thread._codec import decode_lines
@@ -146,8 +146,8 @@ async def _end_elsewhere(live: Live, run: str) -> bool:
 
 async def _take_over(live: Live) -> bool:
     lease: Literal["claim_once", "seize"] = "seize" if live.lease.live else "claim_once"
-    try:
-        await live.command(lambda view: _turns.close_open(view, lease))
+    try:  # it may just have been taken up here
+        await live.command(lambda view: _turns.close_open(view, lease) if live.runner is None else None)
     except Locked:  # somebody recovers it just now, and ends it as cancelled
         await live.changed()
     return lease == "seize"
@@ -162,15 +162,17 @@ async def _end_child(live: Live, receipt: ReceiptView, *, seized: bool) -> None:
     """Cancel the child, its own children first, and settle its receipt with what it has spent."""
     settled = _receipts.cancelled(receipt.id)
     child = live.world.live(receipt.accepted.child or "")
-    if seized:
-        await _never_begins(live, receipt, child)
     try:
+        if seized:
+            await _never_begins(live, receipt, child)
         await child.open()
         await cancel(child)
         await child.until(lambda view: view.run is None or None)
         await end(child)
     except NotFound:
         pass
+    except Busy:  # it was to be made here, and somebody else has made it just now: again, with theirs
+        return
     else:
         if child.view.ended:
             last = next(reversed(child.view.ended.values()))
@@ -181,18 +183,23 @@ async def _end_child(live: Live, receipt: ReceiptView, *, seized: bool) -> None:
 async def _never_begins(live: Live, receipt: ReceiptView, child: Live) -> None:
     """End a child that has not begun, and make it if it is not there: whoever is late with it finds it ended."""
     world = live.world
-    started, ended = world.ids.new(), world.ids.new()
-    owner = world.store.owner
     try:
         await child.open()
     except NotFound:
         header = _receipts.child_header(live.view.header, receipt, live.view.header.permissions, world.clock.now())
-        first, *more = _receipts.never_began(header, owner=owner, names=(started, ended))
+        names = (world.ids.new(), world.ids.new())
+        first, *more = _receipts.never_began(header, owner=world.store.owner, names=names)
         if await world.store.create(child.id, first, first_index(header), more) == first:
             world.committed(child.id, decode_lines([first, *more], child.id, 0))
         await child.open()
     with suppress(Locked):  # it has just begun
-        await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=started))
+        await never_begin(child)
+
+
+async def never_begin(child: Live) -> None:
+    """End a child that was made and has not begun; nothing where it has, or is over."""
+    fresh, owner = child.world.ids.new(), child.world.store.owner
+    await child.command(lambda view: _turns.never_begin(view, owner=owner, fresh=fresh))
 
 
 async def settle(live: Live, settled: Receipt, asked: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from weft._contain import Contained, contain
 from weft._result import reason_of
 from weft._setup import Slot, narrower
 from weft._texts import RESULT_CAP
-from weft.errors import Busy, Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
+from weft.errors import Closed, Locked, NotFound, TryAgain, WeftError, WrongCall
 from weft.messages import Message
 from weft.thread import _approvals, _cancelling, _inbox, _receipts
 from weft.thread._again import FIRST_PAUSE, LONGEST_PAUSE, persisting
@@ -20,7 +20,7 @@ from weft.thread._view import ReceiptView, View
 from weft.thread.entries import Receipt
 
 if TYPE_CHECKING:
-    from weft.thread._actor import Actor
+    from weft.thread._actor import Actor, Work
 
 
 class Delegation:
@@ -112,16 +112,19 @@ class Delegation:
     async def _begin(self, child: Actor, slot: Slot) -> None:
         """Create the child with a slot in hand, and run its first turn. Repeats nothing that is there."""
         child.agent._check_ready()
+        if not await self._may_begin(slot) or child.live.loaded:  # another handle's actor may have made it meanwhile
+            slot.hand_back()
+            return
+        await _run(await self._make(child, slot), slot)
+
+    async def _may_begin(self, slot: Slot) -> bool:
+        """Wait for a slot; whether the child is still waited for by then."""
         await slot.take()
         if not self._parent.live.may_act():  # somebody else may have ended the run
             await self._parent.live.refresh()
-        if self._is_over() or child.live.loaded:  # or another handle's actor has made it while this one waited
-            slot.hand_back()
-            return
-        plan = await self._make(child)
-        await self._run_first(child, plan, slot)
+        return not self._is_over()
 
-    async def _make(self, child: Actor) -> Plan | None:
+    async def _make(self, child: Actor, slot: Slot) -> Work | None:
         """The child's thread with its first turn, at once; None where somebody else has made it, or has ended it."""
         parent = self._parent.live.view.header
         allow = narrower(child.agent.allow, parent.permissions)
@@ -130,20 +133,20 @@ class Delegation:
         header = _receipts.child_header(parent, self._receipt, allow, child.node.clock.now())
         child.live.context = copy_context()
         line, created = child.live.found(header)
-        plan = await contain("child", self._first_prompt(child))
+        work = await contain("child", self._first_turn(child, slot))
         kept = await contain("child", created)
-        if isinstance(kept, Contained):  # also why the plan has failed
+        if isinstance(kept, Contained):  # also why there is no turn
             raise kept.cause
         if kept != line:
-            child.live.close(Busy(f"thread {child.live.id!r} was made elsewhere just now; try again"))
             child.live = await child.node.live(child.live.id).open()
             child.live.output = child.agent._output
             return None
-        if isinstance(plan, Contained):
-            raise plan.cause
-        return plan
+        if isinstance(work, Contained):
+            raise work.cause
+        return work
 
-    async def _first_prompt(self, child: Actor) -> Plan | None:
+    async def _first_turn(self, child: Actor, slot: Slot) -> Work | None:
+        """Claim it, with a slot in hand; None where somebody else was first."""
         accepted = self._receipt.accepted
         message = Message.user(accepted.prompt or "")
         owner, limits = child.node.store.owner, child.agent.limits
@@ -153,14 +156,9 @@ class Delegation:
                 return None
             return _inbox.prompt(message, accepted.call, owner, limits)
 
-        return await child.live.command(decide)
-
-    async def _run_first(self, child: Actor, plan: Plan | None, slot: Slot) -> None:
-        """Run the turn that was claimed with a slot in hand; where somebody else was first, it is not needed."""
-        if plan is None:
-            slot.hand_back()
-        else:
-            await child.run_here(plan, {}, slot)
+        taken: list[Work] = []
+        await child.live.command(decide, lambda plan: taken.append(child.take_on(plan, {}, slot)))
+        return taken[0] if taken else None
 
     # -- its way to where it rests
 
@@ -169,6 +167,7 @@ class Delegation:
             view = child.live.view
             if self._is_over():
                 await _cancelling.cancel(child.live)
+                await _cancelling.never_begin(child.live)
             if view.run is None and view.orphans():
                 await _cancelling.end(child.live)
             if view.run is None and view.ended:
@@ -179,7 +178,7 @@ class Delegation:
             await self.pass_down()
             if await self._step(child, slot):
                 continue
-            if view.undecided and await self._wait_for_decisions(child):
+            if view.undecided and await self._wait_for_decisions(child) and not await self._go_on_below(child):
                 return
 
     def _cap(self) -> int:
@@ -194,18 +193,35 @@ class Delegation:
             await running.finished()
             return True
         if view.run is None:
-            await slot.take()
-            await self._run_first(child, await self._first_prompt(child), slot)
+            await _run(await self._first_turn(child, slot) if await self._may_begin(slot) else None, slot)
             return True
         if not view.run.parked or view.resumable():
             await _claim_and_run(child, slot)
             return True
         if view.undecided:
             return False
-        seen = child.live.version
-        await child.pump()
-        await child.live.changed(seen)
+        await self._pump(child)
         return True
+
+    async def _pump(self, child: Actor) -> None:
+        """Go on with the child's own children, and return when there is news: what cannot be gone on with stays so."""
+        tried = self._seen(child)
+        await child.pump()
+        while self._seen(child) == tried and child.live.runner is None:
+            await child.live.changed()
+
+    async def _go_on_below(self, child: Actor) -> bool:
+        """Go on with what is decided below a child that waits for a person; whether there is news of it."""
+        if not _some_decided(child.live.view):
+            return False
+        tried = self._seen(child)
+        await child.pump()
+        while child.driven:
+            await child.live.changed()
+        return self._seen(child) != tried
+
+    def _seen(self, child: Actor) -> tuple[object, ...]:
+        return child.live.head, child.live.lease, self._parent.live.head
 
     async def pass_down(self) -> None:
         """The decisions that stand in the parent, for requests that wait in the child."""
@@ -279,6 +295,12 @@ class Delegation:
             parent.start(plan, plans)
 
 
+def _some_decided(view: View) -> bool:
+    """Whether something that a delegation here has asked is decided, so that it may go on."""
+    open_ = (view.receipts[name] for name in view.unsettled)
+    return any(name not in view.undecided for receipt in open_ for name in receipt.requests)
+
+
 async def _is_new(child: Actor) -> bool:
     try:
         await child.live.open()
@@ -287,10 +309,18 @@ async def _is_new(child: Actor) -> bool:
     return False
 
 
+async def _run(work: Work | None, slot: Slot) -> None:
+    """Run a turn that was claimed with a slot in hand; where there is none, the slot is not needed."""
+    if work is None:
+        slot.hand_back()
+    else:
+        await work()
+
+
 async def _claim_and_run(child: Actor, slot: Slot) -> None:
     seen = child.live.version
-    claimed = await child.claim_next()
-    if claimed is None:
+    work = await child.claim_next(partial(child.take_on, slot=slot))
+    if work is None:
         await child.live.changed(seen)
     else:
-        await child.run_here(*claimed, slot)
+        await work()

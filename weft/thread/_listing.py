@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 from weft.errors import Corrupt, NewerFormat, NotFound
+from weft.messages import clean_text
 from weft.thread._codec import decode_line
 from weft.thread._node import Node
 from weft.thread.entries import Header, Index
@@ -106,7 +107,7 @@ class Listing:
 
 def children_of(node: Node, thread: str) -> Listing:
     """What this thread has delegated to."""
-    return Listing(node, Query(parent=thread))
+    return Listing(node, Query(parent=clean_text(thread)))
 
 
 def _info(row: Listed, state: Index) -> ThreadInfo:

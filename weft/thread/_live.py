@@ -19,7 +19,7 @@ from weft._contain import Contained, contain, contain_call
 from weft._holding import holds
 from weft._output import Output
 from weft._ports import Clock, Ids, forget
-from weft.errors import Closed, Corrupt, Locked, NotFound, Stale, StoreFailed, WrongCall
+from weft.errors import Busy, Closed, Corrupt, Locked, NotFound, Stale, StoreFailed, WrongCall
 from weft.thread._codec import EMPTY, chain, decode_line, decode_lines, digest_line, encode_body, header_line
 from weft.thread._turnlog import Failure, Runner, TurnLog
 from weft.thread._turns import LeaseKind, Plan
@@ -205,9 +205,9 @@ class Live:
         self._reset_next()
 
     def _reset_next(self) -> None:
-        """What is sent next follows the accepted head; what waits keeps its parents."""
+        """What is sent next follows the accepted head."""
         self._next = self.head
-        self._next_leaf = self._last_leaf()
+        self._next_leaf = self.view.leaf
         self._next_index = self.view.index
 
     def found(self, header: Header) -> tuple[bytes, asyncio.Future[bytes]]:
@@ -215,17 +215,19 @@ class Live:
 
         Returns:
             The header's line, and a future of the one that the store keeps: another one if the thread was
-            there already; then this must be closed.
+            there already; then this is closed.
         """
         line, created = self._begin(header)
-        created.add_done_callback(self._not_made)
+        created.add_done_callback(partial(self._not_made, line))
         if self.world.observed:
             created.add_done_callback(partial(self._created, header, line))
         return line, created
 
-    def _not_made(self, created: asyncio.Future[bytes]) -> None:
+    def _not_made(self, line: bytes, created: asyncio.Future[bytes]) -> None:
         """Nothing that follows can be written: told before that is tried, so that everybody knows why."""
         failure = None if created.cancelled() else created.exception()
+        if failure is None and not created.cancelled() and created.result() != line:
+            failure = Busy(f"thread {self.id!r} was made elsewhere just now; try again")
         if failure is not None:
             self.close(failure)
 
@@ -333,19 +335,19 @@ class Live:
         command: Command | None = None,
         turn: str | None = None,
     ) -> Append:
-        """Entries with ids, times and parents of their own; a rebase keeps them."""
+        """Entries with ids and times of their own; a rebase keeps them."""
         given = command is not None
         texts = [encode_body(body, given=given) for body in bodies]  # before anything is counted: it may be refused
         now = round(self.world.clock.now(), 6)  # as the line keeps it
         entries: list[Entry] = []
         first = self._records[-1].entries[-1].position + 1 if self._records and done else self._next.count
-        for place, body in enumerate(bodies, first):  # a guess, mended when it is sent
+        leaf = self._next_leaf
+        for place, body in enumerate(bodies, first):  # both are guesses, mended when it is sent
             name = self.world.ids.new() if turn is None or not isinstance(body, TurnStarted) else turn
             tree = type(body) in TREE
-            parent = self._next_leaf if tree else None
-            entries.append(Entry(position=place, id=name, parent=parent, time=now, body=body))
+            entries.append(Entry(position=place, id=name, parent=leaf if tree else None, time=now, body=body))
             if tree:
-                self._next_leaf = leaf_after(entries[-1])
+                leaf = leaf_after(entries[-1])
         return Append(entries, texts, lease, done, command)
 
     def _pump(self) -> None:
@@ -391,11 +393,7 @@ class Live:
             if append.command is not None:
                 append.command.refuse(Locked(self.id, self.lease.owner))
             return
-        count = self._next.count
-        append.entries = [
-            entry if entry.position == place else replace(entry, position=place)
-            for place, entry in enumerate(append.entries, count)
-        ]
+        append.entries = self._placed(append.entries)
         lines, append.after = chain(append.entries, append.texts, self._next)
         index = self._index_after(append)
         expect, self._next = self._next, append.after
@@ -412,6 +410,18 @@ class Live:
         else:
             future = sent
         future.add_done_callback(partial(self._landed, append))
+
+    def _placed(self, entries: list[Entry]) -> list[Entry]:
+        """The same, where they come to stand: after all that is in flight, and nothing else."""
+        placed: list[Entry] = []
+        for place, entry in enumerate(entries, self._next.count):
+            tree = type(entry.body) in TREE
+            parent = self._next_leaf if tree else None
+            same = entry.position == place and entry.parent == parent
+            placed.append(entry if same else replace(entry, position=place, parent=parent))
+            if tree:
+                self._next_leaf = leaf_after(entry)
+        return placed
 
     def _index_after(self, append: Append) -> Index | None:
         before = self._next_index
@@ -485,10 +495,13 @@ class Live:
 
     def _foreign(self, entries: Sequence[Entry]) -> None:
         """Entries that the running turn did not write: it may have to decide again."""
-        runner = self.runner
+        runner, run = self.runner, self.view.run
         if runner is not None and runner.wants_again(entries):
             self.drop_records()
             runner.decide_again(entries)
+        elif runner is None and run is not None and run.cancelled is not None:
+            # the turn was left: nobody can decide here again how it ends
+            self._records = [record for record in self._records if record.lease != "release"]
 
     def _after_refusal(self) -> None:
         """Everything in flight has been answered, and some of it was refused."""
@@ -519,12 +532,12 @@ class Live:
             self._try_again(broken)
 
     def _command_refused(self, command: Command, failure: Failure | None) -> None:
-        if isinstance(failure, Stale):
+        if isinstance(failure, Stale) and self._closed is None:
             self._commands.insert(0, command)
             self._catch_up(None)
             return
         if failure is not None:
-            command.refuse(failure)
+            command.refuse(self._closed or failure)
         self._pump()
 
     def _try_again(self, failure: StoreFailed) -> None:
@@ -581,8 +594,6 @@ class Live:
     def drop_records(self) -> None:
         """Forget the records that were not sent yet: their turn is given up."""
         self._records.clear()
-        if self._view is not None:
-            self._next_leaf = self._last_leaf()
 
     def lose(self) -> None:
         """The lease is no longer held: the turn here may not go on."""
@@ -654,14 +665,6 @@ class Live:
         if command is not None:
             command.settle(None)
         self._pump()
-
-    def _last_leaf(self) -> str | None:
-        """The leaf after the records that wait: they keep their parents."""
-        for append in reversed(self._records):
-            for entry in reversed(append.entries):
-                if type(entry.body) in TREE:
-                    return leaf_after(entry)
-        return self.view.leaf
 
     # -- waiting
 

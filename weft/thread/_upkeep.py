@@ -12,6 +12,7 @@ from weft.thread._codec import decode_line, decode_lines, digest_line, previous_
 from weft.thread._live import Live, World
 from weft.thread._view import View, as_result, fold
 from weft.thread.entries import TREE, CallResult, Compaction, Entry, Head, Header, Leaf, Said
+from weft.thread.store import BEHIND
 
 __all__ = ["Fault", "Salvaged", "Verified"]
 
@@ -70,7 +71,7 @@ async def _whole(world: World, thread: str) -> tuple[Mapping[int, bytes], Head |
 async def _head(world: World, thread: str) -> Head | None:
     """Where the store says that the thread ends; None where that cannot be read."""
     try:
-        return (await world.store.load(thread, 2**40)).head
+        return (await world.store.load(thread, BEHIND)).head
     except Corrupt:
         return None
 
@@ -159,7 +160,7 @@ async def restore(world: World, text: str) -> tuple[str, ...]:
 
 async def _is_there(world: World, thread: str) -> bool:
     try:
-        await world.store.load(thread, 2**40)
+        await world.store.load(thread, BEHIND)
     except NotFound:
         return False
     return True
