@@ -11,7 +11,7 @@ import pytest
 from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest, refused
 from weft import Agent, File, Message, tool
 from weft._moves import Joined, Record
-from weft.errors import RunFailed, StoreFailed, WrongCall
+from weft.errors import RunFailed, StoreFailed, TurnCancelled, WrongCall
 from weft.testing import CountingIds, ManualClock, Script, call, say
 from weft.testing.clock import settle
 from weft.thread import Memory, OpenStore, Session, approve, open_store, resolve
@@ -108,6 +108,22 @@ async def test_a_fact_that_cannot_be_stored_fails_its_turn(slow: bool) -> None:
         failure = await place.outcome(turn.wait())
         assert isinstance(failure, RunFailed)
         assert isinstance(failure.__cause__, WrongCall)
+        at_rest(place)
+
+
+async def test_a_turn_that_was_cancelled_before_it_fails_ends_as_cancelled() -> None:
+    body = Body(effect="none")
+    async with a_place() as place:
+        session = await place.one.create(Agent(Script(call("act"), say("never")), tools=[body.tool]))
+        turn = await session.send("hello")
+        await body.started.wait()
+        await settle()
+        assert await place.two.cancel(session.id)
+        runner = session._live.runner
+        assert isinstance(runner, TurnRunner)
+        broken: Any = object()
+        runner.record(Record(facts=(Joined(message=Message.user("more"), source="steer", item=broken),), gate="bodies"))
+        assert isinstance(await place.outcome(turn.wait()), TurnCancelled)
         at_rest(place)
 
 

@@ -152,10 +152,12 @@ def of_receipt(call: str, settled: Receipt) -> CallResult:
 
 
 def fail(view: View, error: ErrorInfo) -> Plan | None:
-    """End the open run as failed, as it stands: a result for each open call, then the end."""
+    """End the open run as failed, as it stands: a result for each open call, then the end. A cancel wins over that."""
     run = view.run
     if run is None or run.parked:
         return None
+    if run.cancelled is not None:
+        return close_open(view, "release")
     calls = view.open_calls()
     results = tuple(as_body(_texts.cancelled(call.call.id, started=call.started > 0), "repair") for call in calls)
     return Plan(bodies=(*results, TurnEnded(turn=run.turn, outcome="failed", error=error)), lease="release")
@@ -222,8 +224,8 @@ def never_began(owner: str, fresh: str) -> tuple[Body, ...]:
     return (started("cancel", owner, Limits()), TurnEnded(turn=fresh, outcome="cancelled"))
 
 
-def close_open(view: View, lease: Literal["claim_once", "seize"]) -> Plan | None:
-    """End an open run that is cancelled, without its owner: a function of the view, which needs no agent."""
+def close_open(view: View, lease: Literal["claim_once", "seize", "release"]) -> Plan | None:
+    """End an open run that is cancelled, as it stands: a function of the view, which needs no agent."""
     run = view.run
     if run is None or run.parked or run.cancelled is None:
         return None
