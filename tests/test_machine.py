@@ -484,6 +484,23 @@ def test_cancelling_a_model_call_counts_its_usage_as_unknown() -> None:
     assert run.state.usage == LOST
 
 
+def test_a_run_that_will_be_cancelled_ends_no_other_way() -> None:
+    run = Machine(limits=Limits(steps=1))
+    run.state = replace(run.state, progress=Progress(steps=1), cancelling=True)
+    assert facts(run.feed(Begin())) == ()
+    assert ended(run.feed(Cancelled())) == Ended(outcome="cancelled")
+
+
+def test_what_comes_before_such_an_end_is_recorded() -> None:
+    run = Machine(Begin())
+    run.state = replace(run.state, cancelling=True)
+    effects = run.feed(reply(text="x"))
+    assert [type(fact) for fact in facts(effects)] == [Said]
+    assert records(effects) == ["reply"]
+    run.feed(Recorded())
+    assert ended(run.feed(Cancelled())).outcome == "cancelled"
+
+
 def test_cancelling_drops_a_held_reply() -> None:
     run = Machine(Begin(), reply(ready("a")), Recorded(), finished("a"), reply(text="too late"))
     effects = run.feed(Cancelled())
