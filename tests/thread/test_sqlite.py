@@ -745,6 +745,22 @@ async def test_a_stop_that_was_cancelled_can_be_repeated(path: Path) -> None:
     assert left == []
 
 
+async def test_a_stop_that_was_cancelled_while_the_file_was_locked_can_be_repeated(path: Path) -> None:
+    store = SQLiteStore(path, owner="a", ttl=DAY, clock=SystemClock())  # no fixture could stop it
+    await store.start()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        stopping = asyncio.create_task(store.stop())
+        await settle(1)
+        stopping.cancel()
+        await outcomes(stopping)
+        kept = proofs(path)
+        other.execute("ROLLBACK")
+    await store.stop()
+    assert len(kept) == 1
+    assert proofs(path) == []
+
+
 async def test_two_may_stop_at_once(opened: Open) -> None:
     store = await opened()
     assert await outcomes(store.stop(), store.stop()) == [None, None]

@@ -35,6 +35,8 @@ class ProofOfLife:
     def __init__(self, database: Path, owner: str) -> None:
         self._path = file_of(database, owner)
         self._descriptor: int | None = None
+        self._kept = False
+        """The file was left where it is, unlocked."""
 
     def begin(self) -> None:
         """Create and lock the file.
@@ -55,14 +57,19 @@ class ProofOfLife:
                     os.close(descriptor)
 
     def end(self, *, keep: bool = False) -> None:
-        """Unlock it, and remove it; unless it is to prove that this owner, who may hold leases still, is dead."""
-        if self._descriptor is None:
-            return
-        if not keep:
-            with suppress(FileNotFoundError):
-                self._path.unlink()
-        os.close(self._descriptor)
-        self._descriptor = None
+        """Unlock it, and remove it; unless it is to prove that this owner, who may hold leases still, is dead.
+
+        What was kept is removed by a later call, when it has nothing to prove any more.
+        """
+        if self._descriptor is not None:
+            if not keep:
+                with suppress(FileNotFoundError):
+                    self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+        elif self._kept and not keep:
+            forget_dead(self._path)
+        self._kept = keep
 
 
 def _lock(descriptor: int) -> None:
