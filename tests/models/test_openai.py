@@ -537,23 +537,24 @@ async def test_a_refusal_by_the_server_is_a_typed_error(
     assert isinstance(failure.__cause__, openai.APIStatusError)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
-        ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
-        ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
-        ({"message": "pay", "type": "insufficient_quota"}, "MODEL_QUOTA"),
-        ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
-        ({"message": "no", "type": "BadRequestError", "code": 400}, "MODEL_REQUEST"),
-        ({"message": "pay", "code": 402}, "MODEL_QUOTA"),
-        ({"message": "slow down", "code": "429"}, "MODEL_RATE_LIMIT"),
-        ({"message": "maximum context length is 5", "code": 400}, "MODEL_CONTEXT"),
-        ({"message": "it broke", "code": 502}, "MODEL_SERVER"),
-        ({"message": "it broke", "code": 1301}, "MODEL_SERVER"),
-        ("it broke", "MODEL_SERVER"),
-    ],
-)
+REPORTED = [
+    ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
+    ({"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
+    ({"message": "slow down", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
+    ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
+    ({"message": "pay", "type": "insufficient_quota"}, "MODEL_QUOTA"),
+    ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
+    ({"message": "no", "type": "BadRequestError", "code": 400}, "MODEL_REQUEST"),
+    ({"message": "pay", "code": 402}, "MODEL_QUOTA"),
+    ({"message": "slow down", "code": "429"}, "MODEL_RATE_LIMIT"),
+    ({"message": "maximum context length is 5", "code": 400}, "MODEL_CONTEXT"),
+    ({"message": "it broke", "code": 502}, "MODEL_SERVER"),
+    ({"message": "it broke", "code": 1301}, "MODEL_SERVER"),
+    ("it broke", "MODEL_SERVER"),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), REPORTED)
 async def test_an_error_in_the_middle_of_a_stream_is_typed(error: object, code: str) -> None:
     failure = await Server(streamed(*HELLO, {"error": error})).failure()
     assert failure.code == code
@@ -684,23 +685,7 @@ async def test_a_call_of_a_kind_that_nobody_here_answers_is_an_error(settings: S
     assert "custom" in str(failure)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ({"message": f"{KEY} failed", "type": "server_error"}, "MODEL_SERVER"),
-        ({"message": "slow down", "code": "rate_limit_exceeded"}, "MODEL_RATE_LIMIT"),
-        ({"message": "too long", "code": "context_length_exceeded"}, "MODEL_CONTEXT"),
-        ({"message": "pay", "type": "insufficient_quota"}, "MODEL_QUOTA"),
-        ({"message": "no", "code": "invalid_prompt"}, "MODEL_REQUEST"),
-        ({"message": "no", "type": "BadRequestError", "code": 400}, "MODEL_REQUEST"),
-        ({"message": "pay", "code": 402}, "MODEL_QUOTA"),
-        ({"message": "slow down", "code": "429"}, "MODEL_RATE_LIMIT"),
-        ({"message": "maximum context length is 5", "code": 400}, "MODEL_CONTEXT"),
-        ({"message": "it broke", "code": 502}, "MODEL_SERVER"),
-        ({"message": "it broke", "code": 1301}, "MODEL_SERVER"),
-        ("it broke", "MODEL_SERVER"),
-    ],
-)
+@pytest.mark.parametrize(("error", "code"), REPORTED)
 @pytest.mark.parametrize("said", [{}, completion({"content": "Hel"})], ids=["alone", "beside a reply"])
 async def test_an_error_in_place_of_a_whole_reply_is_typed_as_in_a_stream(error: object, code: str, said: Json) -> None:
     failure = await Server(whole({**said, "error": error})).failure(settings=WHOLE)

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft import ModelRequest, tool
+from weft import Agent, ModelRequest, tool
 from weft.errors import StoreFailed
 from weft.messages import NO_USAGE, Message, Usage
 from weft.model import ModelEvent
-from weft.testing import CountingIds, ManualClock, Script
+from weft.testing import CountingIds, ManualClock, Script, call, say
 from weft.testing.clock import settle
 from weft.thread import Memory, OpenStore, Session
 from weft.thread._codec import decode_lines
@@ -321,6 +321,16 @@ def answers_what_was_read(session: Session, *scripts: Seen) -> None:
     for number, message in enumerate(session.messages):
         if message.role == "assistant":
             assert session.messages[:number] in read, f"{message.text!r} has not read what is before it"
+
+
+@tool(approval=True)
+async def pay() -> str:
+    return "paid"
+
+
+def payer() -> Agent[None]:
+    """An agent that asks whether it may pay, once."""
+    return Agent(Script(call("pay"), say("done"), say("more")), tools=[pay])
 
 
 def users(session: Session) -> list[str]:

@@ -9,21 +9,11 @@ from typing import Any
 
 import pytest
 
-from weft import Agent, tool
+from tests.thread.places import payer
 from weft.errors import Closed, WrongCall
-from weft.testing import Script, call, say
 from weft.thread import OpenStore, Session, Turn, approve, open_store
 
 pytestmark = pytest.mark.anyio
-
-
-@tool(approval=True)
-async def pay() -> str:
-    return "paid"
-
-
-def agent() -> Agent[None]:
-    return Agent(Script(call("pay"), say("done"), say("more")), tools=[pay])
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -35,7 +25,7 @@ async def test_a_store_that_is_entered_is_not_entered_again_and_goes_on(address:
     async with open_store(address) as store:
         with pytest.raises(WrongCall, match="entered already: enter it once, where the application starts"):
             await store.__aenter__()
-        session = await store.create(agent())
+        session = await store.create(payer())
         assert (await session.ask("go")).parked
 
 
@@ -44,7 +34,7 @@ async def test_a_store_that_was_left_can_be_entered_again(address: str) -> None:
     async with store:
         pass
     async with store:
-        assert (await (await store.create(agent())).ask("go")).parked
+        assert (await (await store.create(payer())).ask("go")).parked
 
 
 async def test_a_store_that_could_not_be_entered_can_be_when_the_cause_is_gone(tmp_path: Path) -> None:
@@ -53,7 +43,7 @@ async def test_a_store_that_could_not_be_entered_can_be_when_the_cause_is_gone(t
         await store.__aenter__()
     (tmp_path / "later").mkdir()
     async with store:
-        await store.create(agent())
+        await store.create(payer())
 
 
 async def listed(store: OpenStore) -> None:
@@ -68,7 +58,7 @@ async def watched(store: OpenStore, thread: str) -> None:
 
 Use = Callable[[OpenStore, "Session[str]", "Turn[str]"], Awaitable[Any]]
 USES: dict[str, Use] = {
-    "create": lambda store, session, turn: store.create(agent()),
+    "create": lambda store, session, turn: store.create(payer()),
     "open": lambda store, session, turn: store.open(session.id),
     "list": lambda store, session, turn: listed(store),
     "watch": lambda store, session, turn: watched(store, session.id),
@@ -86,7 +76,7 @@ USES: dict[str, Use] = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_store_is_not_used_in_another_event_loop_and_goes_on_in_its_own(use: Use) -> None:
     async with open_store("memory:") as store:
-        session = await store.create(agent())
+        session = await store.create(payer())
         await session.ask("go")
         queued = await session.send("and then?")
         head = session.head

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest, refused
-from weft import Agent, File, Message, tool
+from tests.thread.places import LEASE, Body, Place, SlowStore, a_place, at_rest, payer, refused
+from weft import Agent, File, Message
 from weft._moves import Joined, Record
 from weft.errors import RunFailed, StoreFailed, TurnCancelled, WrongCall
 from weft.testing import CountingIds, ManualClock, Script, call, say
@@ -20,16 +20,6 @@ from weft.thread.memory import MemoryStore
 from weft.thread.store import Appended, Head, Index, LeaseChange
 
 pytestmark = pytest.mark.anyio
-
-
-@tool(approval=True)
-async def pay() -> str:
-    return "paid"
-
-
-def agent() -> Agent[None]:
-    return Agent(Script(call("pay"), say("done"), say("more")), tools=[pay])
-
 
 Act = Callable[[Session], Awaitable[Any]]
 ACTS: dict[str, Act] = {
@@ -46,21 +36,21 @@ ACTS: dict[str, Act] = {
 async def test_a_value_that_cannot_be_stored_is_refused_and_the_session_goes_on(act: Act) -> None:
     data = Memory()
     async with open_store(data) as store:
-        session = await store.create(agent())
+        session = await store.create(payer())
         await session.ask("hello")
         before = session.head
         with pytest.raises(WrongCall):
             await act(session)
         assert session.head == before
     async with open_store(data) as store:
-        session = await store.open(session.id, agent())
+        session = await store.open(session.id, payer())
         turn = await session.decide(approve(session.pending[0]))
         assert (await turn.wait()).text == "done"
 
 
 async def test_the_refusal_names_the_field_and_shows_no_value() -> None:
     async with open_store("memory:") as store:
-        session = await store.create(agent())
+        session = await store.create(payer())
         await session.ask("hello")
         with pytest.raises(WrongCall, match="'by'") as refused:
             await session.decide(approve(session.pending[0], by=4711))  # type: ignore[arg-type]
@@ -70,7 +60,7 @@ async def test_the_refusal_names_the_field_and_shows_no_value() -> None:
 async def test_an_expiry_that_is_no_number_makes_no_session() -> None:
     async with open_store("memory:") as store:
         with pytest.raises(WrongCall, match="expires is a positive number"):
-            await store.create(agent(), expires="a week")  # type: ignore[arg-type]
+            await store.create(payer(), expires="a week")  # type: ignore[arg-type]
         assert [info async for info in store.list()] == []
 
 
@@ -78,7 +68,7 @@ async def test_a_value_that_cannot_be_stored_is_refused_also_where_it_waits_for_
     clock = ManualClock()
     disk = SlowStore(Memory(), "one", clock)
     async with OpenStore(disk, clock=clock, ids=CountingIds(), grace=0.0) as store:
-        session = await store.create(agent())
+        session = await store.create(payer())
         await session.ask("hello")
         request = session.pending[0]
         first = asyncio.ensure_future(session.note("n", "on its way"))

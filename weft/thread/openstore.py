@@ -22,7 +22,7 @@ from weft.errors import (
 from weft.messages import clean_text
 from weft.thread import _approvals, _cancelling, _deciding, _deleting, _upkeep
 from weft.thread._actor import Actor
-from weft.thread._listing import Listing, ThreadInfo
+from weft.thread._listing import Listing, ThreadInfo, children_of
 from weft.thread._live import Live
 from weft.thread._node import Node
 from weft.thread._receipts import derived
@@ -319,7 +319,7 @@ class OpenStore:
         self._node.check_open()
         text = await _upkeep.export(self._node, thread)
         if children:
-            async for child in self.list(kind=None, parent=thread):
+            async for child in children_of(self._node, thread):
                 text += await self.export(child.thread, children=True)
         return text
 
